@@ -1,0 +1,46 @@
+# Two commands for a newcomer: `make demo` and `make test`. Each sets up everything it needs in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CORE_SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') CMakeLists.txt
+
+.PHONY: setup build demo test test-all lint format clean
+
+setup: $(VENV)/.built
+build: $(VENV)/.built
+
+$(VENV)/.tools: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -c "import tomllib; p=tomllib.load(open('pyproject.toml','rb'))['project']; \
+	  print('\n'.join(p['dependencies'] + p['optional-dependencies']['dev']))" > $(VENV)/requirements.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -r $(VENV)/requirements.txt
+	touch $@
+
+# Incremental: the build directory is kept, so only changed translation units are compiled again.
+$(VENV)/.built: $(VENV)/.tools $(CORE_SOURCES)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	touch $@
+
+demo: setup
+	$(BIN)/python examples/demo.py
+
+test: setup
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(filter %.cpp %.h,$(CORE_SOURCES))
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(filter %.cpp %.h,$(CORE_SOURCES))
+
+clean:
+	rm -rf build $(VENV)/.built

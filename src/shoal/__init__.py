@@ -1,0 +1,1 @@
+"""Shoal turns the GPUs of many machines into one PyTorch device."""

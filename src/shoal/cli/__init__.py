@@ -1,0 +1,1 @@
+"""The `shoal` command: one file per verb family."""

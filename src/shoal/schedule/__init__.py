@@ -1,0 +1,1 @@
+"""Which tasks run on which devices, and why."""
