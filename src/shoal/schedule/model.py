@@ -1,0 +1,107 @@
+"""The words of the scheduler: kinds of device, a pool of them, and tasks.
+
+Everything here is a plain value. Times are seconds (`_s`), memory is bytes (`_bytes`), work is
+counted in training steps.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+#: Largest gang and longest co-location that any code below has to handle.
+GANG_DEVICES_MAX = 4096
+TOGETHER_MAX = 8
+
+_SIZE_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_SIZE_UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size with a unit.
+
+    >>> parse_bytes("16GiB")
+    17179869184
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].upper() not in _SIZE_UNITS:
+        raise ValueError(f"{text!r} is no size; write for example 512MiB or 16GiB")
+    return int(float(match[1]) * _SIZE_UNITS[match[2].upper()])
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A number of devices that are alike.
+
+    `memory_bytes` 0 means unknown: then only the throughput table says what fits together.
+    """
+
+    name: str
+    count: int
+    memory_bytes: int = 0
+    node_devices: int = 1  # Devices in one node: gangs are placed on as few nodes as possible.
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The devices to decide about, kinds in a fixed order.
+
+    >>> Pool.parse("v100:8:16GiB,k80:24").devices
+    32
+    """
+
+    kinds: tuple[Kind, ...]
+    #: Owner -> most devices that the owner's tasks may hold at once. Owners not named are free.
+    quotas: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def devices(self) -> int:
+        return sum(kind.count for kind in self.kinds)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(kind.name for kind in self.kinds)
+
+    @classmethod
+    def parse(cls, text: str, quotas: dict[str, int] | None = None) -> Pool:
+        """Read `kind:count[:memory],…` as the command line has it."""
+        kinds: list[Kind] = []
+        for part in text.split(","):
+            fields = part.strip().split(":")
+            if len(fields) not in (2, 3) or not fields[0] or not fields[1].isdigit():
+                raise ValueError(f"{part!r} is no `kind:count[:memory]`, as in v100:8:16GiB")
+            memory_bytes = parse_bytes(fields[2]) if len(fields) == 3 else 0
+            kinds.append(Kind(fields[0], int(fields[1]), memory_bytes))
+        names = [kind.name for kind in kinds]
+        if len(set(names)) < len(names):
+            raise ValueError(f"a kind is named twice in {text!r}; add its counts up")
+        if sum(kind.count for kind in kinds) == 0:
+            raise ValueError(f"{text!r} has no device at all")
+        return cls(tuple(kinds), quotas or {})
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A program submitted to the pool, with its needs.
+
+    `type` names its row in the throughput table; tasks of one type and gang size are alike but
+    for their number of steps.
+    """
+
+    name: str
+    type: str
+    steps: float
+    arrival_s: float = 0.0
+    devices: int = 1  # A gang: all of them at once, or none.
+    weight: float = 1.0
+    deadline_s: float | None = None  # Seconds after arrival.
+    kinds: frozenset[str] | None = None  # Any of these; None: any kind.
+    owner: str = ""
+
+
+class InputError(ValueError):
+    """A trace or table that cannot be used. Names the file, the line and the field."""
+
+    def __init__(self, file: str, line: int, field_name: str, problem: str) -> None:
+        self.file, self.line, self.field, self.problem = file, line, field_name, problem
+        super().__init__(f"{file}:{line}: {field_name}: {problem}")

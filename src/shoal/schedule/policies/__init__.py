@@ -1,0 +1,1 @@
+"""One file per policy. A file that is added here is found by itself."""

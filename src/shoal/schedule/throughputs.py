@@ -1,0 +1,171 @@
+"""How fast each type of task runs on each kind of device, alone and beside others.
+
+Types are rows: a row is a (type, gang size). Speeds are steps per second of the whole gang. A
+group is a sorted tuple of rows that share one set of devices; all of one group have the same
+gang size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from itertools import combinations_with_replacement
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Group = tuple[int, ...]
+
+#: A group has to promise this much more than taking turns would give, or it is not considered:
+#: below it, the measurement's own noise decides.
+GAIN_MIN = 0.02
+
+
+class Throughputs:
+    """A table of speeds.
+
+    Args:
+        kinds: Names of the kinds, in the order of the arrays' last axis.
+        rows: (type, devices) of each row.
+        alone: steps/s, shape (rows, kinds); 0: cannot run there.
+        memory_bytes: Need of a row on each device of its gang, shape (rows, kinds); 0: unknown.
+        busy: Share of the device that a row keeps busy when alone, shape (rows, kinds, 2): compute
+            and memory bandwidth. NaN: unknown, then only measured groups may run together.
+        measured: (kind, group) -> steps/s of each member, in the group's order.
+
+    >>> table = Throughputs(("v100",), [("lm", 1)], np.array([[10.0]]))
+    >>> table.rates(0, (0,))
+    (10.0,)
+    """
+
+    def __init__(
+        self,
+        kinds: tuple[str, ...],
+        rows: list[tuple[str, int]],
+        alone: Floats,
+        memory_bytes: Floats | None = None,
+        busy: Floats | None = None,
+        measured: dict[tuple[int, Group], tuple[float, ...]] | None = None,
+        source: str = "",
+    ) -> None:
+        self.kinds = kinds
+        self.rows = rows
+        self.alone = alone
+        shape = alone.shape
+        self.memory_bytes = np.zeros(shape) if memory_bytes is None else memory_bytes
+        self.busy = np.full((*shape, 2), np.nan) if busy is None else busy
+        self.measured = measured or {}
+        self.source = source
+        self.row_of = {key: index for index, key in enumerate(rows)}
+        assert shape == (len(rows), len(kinds)) == self.memory_bytes.shape
+        self._groups: dict[tuple[object, ...], list[Group]] = {}
+
+    def select(self, kinds: Iterable[str]) -> Throughputs:
+        """The same table with only these kinds, in this order."""
+        order = [self.kinds.index(kind) for kind in kinds]
+        new_of = {old: new for new, old in enumerate(order)}
+        measured = {
+            (new_of[kind], group): rates
+            for (kind, group), rates in self.measured.items()
+            if kind in new_of
+        }
+        return Throughputs(
+            tuple(self.kinds[old] for old in order),
+            self.rows,
+            self.alone[:, order],
+            self.memory_bytes[:, order],
+            self.busy[:, order],
+            measured,
+            self.source,
+        )
+
+    @cached_property
+    def best(self) -> Floats:
+        """Fastest speed of each row on any kind, steps/s."""
+        best: Floats = self.alone.max(axis=1)
+        return best
+
+    def rates(self, kind: int, group: Group) -> tuple[float, ...] | None:
+        """steps/s of each member of the group; None where they cannot run together.
+
+        Measured where there is a measurement, else predicted: the members share compute and
+        bandwidth in proportion, so all slow down by the most wanted of the two.
+        """
+        if len(group) == 1:
+            rate = float(self.alone[group[0], kind])
+            return (rate,) if rate > 0 else None
+        found = self.measured.get((kind, group))
+        if found is not None:
+            return found if min(found) > 0 else None
+        members = list(group)
+        wanted = self.busy[members, kind].sum(axis=0)
+        alone = self.alone[members, kind]
+        if np.isnan(wanted).any() or alone.min() <= 0:
+            return None
+        return tuple((alone / max(1.0, float(wanted.max()))).tolist())
+
+    def fits(self, kind: int, group: Group, memory_bytes: int) -> bool:
+        """Do the members' predicted memories fit on each device? Unknown sizes count as fitting."""
+        if memory_bytes == 0:
+            return True
+        return float(self.memory_bytes[list(group), kind].sum()) <= memory_bytes
+
+    def gain(self, kind: int, group: Group) -> float:
+        """Progress of the group against taking turns: 1.3 is 30 % more. 0: impossible."""
+        rates = self.rates(kind, group)
+        if rates is None:
+            return 0.0
+        return sum(r / self.alone[m, kind] for r, m in zip(rates, group, strict=True))
+
+    def groups(
+        self, kind: int, present: Iterable[int], memory_bytes: int, together_max: int
+    ) -> list[Group]:
+        """Groups of two and more that are worth running, found by growing good smaller ones.
+
+        A group counts when it fits, and gains more than each group it was grown from: what does
+        not gain is a worse way of taking turns.
+        """
+        rows = tuple(sorted(set(present)))
+        key = (kind, rows, memory_bytes, together_max)
+        if key not in self._groups:
+            self._groups[key] = self._grow(kind, rows, memory_bytes, together_max)
+        return self._groups[key]
+
+    def _grow(
+        self, kind: int, rows: tuple[int, ...], memory_bytes: int, together_max: int
+    ) -> list[Group]:
+        usable = [
+            row
+            for row in rows
+            if self.alone[row, kind] > 0 and self.fits(kind, (row,), memory_bytes)
+        ]
+        found: list[Group] = []
+        level: dict[Group, float] = {}
+        for group in combinations_with_replacement(usable, 2) if together_max > 1 else ():
+            if self.rows[group[0]][1] == self.rows[group[1]][1]:
+                self._consider(kind, group, 1.0, memory_bytes, level)
+        for _ in range(2, TOGETHER_LEVELS):
+            found += sorted(level)
+            if len(found[-1:] and found[-1]) >= together_max or not level:
+                break
+            grown: dict[Group, float] = {}
+            for group, gain in sorted(level.items()):
+                devices = self.rows[group[0]][1]
+                for row in usable:
+                    if row >= group[-1] and self.rows[row][1] == devices:
+                        self._consider(kind, (*group, row), gain, memory_bytes, grown)
+            level = grown
+        return found
+
+    def _consider(
+        self, kind: int, group: Group, beat: float, memory_bytes: int, into: dict[Group, float]
+    ) -> None:
+        if self.fits(kind, group, memory_bytes):
+            gain = self.gain(kind, group)
+            if gain > beat + GAIN_MIN:
+                into[group] = gain
+
+
+#: Growing stops here whatever the caller asks.
+TOGETHER_LEVELS = 8
