@@ -1,1 +1,54 @@
-"""Shoal turns the GPUs of many machines into one PyTorch device."""
+"""Shoal turns the GPUs of many machines into one PyTorch device.
+
+>>> import torch
+>>> x = torch.randn(4096, 4096, device="shoal")
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal.errors import (
+    DeviceLostError,
+    DeviceSpecError,
+    LeaseError,
+    PoolStartError,
+    ShoalError,
+)
+
+if TYPE_CHECKING:
+    from shoal.device.session import Lease, connect, device_info
+    from shoal.pool.local import Pool, up
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DeviceLostError",
+    "DeviceSpecError",
+    "Lease",
+    "LeaseError",
+    "Pool",
+    "PoolStartError",
+    "ShoalError",
+    "connect",
+    "device_info",
+    "up",
+]
+
+#: Public names that need torch: imported when first used, so that `import shoal` stays quick.
+_LAZY = {
+    "Lease": "shoal.device.session",
+    "connect": "shoal.device.session",
+    "device_info": "shoal.device.session",
+    "Pool": "shoal.pool.local",
+    "up": "shoal.pool.local",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(module), name)

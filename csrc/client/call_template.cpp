@@ -1,0 +1,170 @@
+#include "client/call_template.h"
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+
+#include <cstring>
+
+#include "client/devices.h"
+#include "client/generator.h"
+#include "client/tensor.h"
+#include "wire/limits.h"
+#include "wire/reader.h"
+
+namespace shoal::client {
+
+using wire::Tag;
+using wire::tagWord;
+
+void CallTemplate::build(const OperatorInfo& info, c10::ArrayRef<c10::IValue> arguments,
+                         bool record) {
+  key_.clear();
+  immediates_.clear();
+  bases_.clear();
+  needs_upload_ = false;
+  record_ = record;
+  info_ = &info;
+  chooseStream(arguments);
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    add(arguments[i], info.is_number[i] && !info.number_decides_shape);
+  }
+}
+
+void CallTemplate::chooseStream(c10::ArrayRef<c10::IValue> arguments) {
+  stream_ = nullptr;
+  c10::DeviceIndex wanted = -1;
+  for (const auto& value : arguments) {
+    if (value.isTensor()) {
+      const at::Tensor& tensor = value.toTensor();
+      if (tensor.defined() && tensor.device().is_privateuseone()) {
+        stream_ = &streamOf(tensor);
+        return;
+      }
+    } else if (value.isDevice()) {
+      wanted = value.toDevice().index();
+    } else if (value.isTensorList() || (value.isList() && !value.isIntList())) {
+      for (const c10::IValue& item : value.toListRef()) {
+        if (item.isTensor() && item.toTensor().defined() &&
+            item.toTensor().device().is_privateuseone()) {
+          stream_ = &streamOf(item.toTensor());
+          return;
+        }
+      }
+    }
+  }
+  stream_ = &Devices::get().stream(wanted);
+}
+
+void CallTemplate::add(const c10::IValue& value, bool number) {
+  if (value.isTensor()) return addTensor(value.toTensor());
+  if (value.isNone()) {
+    key_.push_back(tagWord(Tag::kNone));
+  } else if (value.isInt()) {
+    key_.push_back(tagWord(number ? Tag::kIntFree : Tag::kInt));
+    (number ? immediates_ : key_).push_back(static_cast<uint64_t>(value.toInt()));
+  } else if (value.isDouble()) {
+    const bool keyed = info_->number_decides_shape;
+    key_.push_back(tagWord(keyed ? Tag::kFloatKeyed : Tag::kFloat));
+    (keyed ? key_ : immediates_).push_back(wire::asWord(value.toDouble()));
+  } else if (value.isBool()) {
+    key_.push_back(tagWord(Tag::kBool, value.toBool() ? 1 : 0));
+  } else if (value.isComplexDouble()) {
+    const auto z = value.toComplexDouble();
+    key_.push_back(tagWord(Tag::kComplex));
+    immediates_.push_back(wire::asWord(z.real()));
+    immediates_.push_back(wire::asWord(z.imag()));
+  } else if (value.isList()) {
+    addList(value, number);
+  } else if (value.isDevice()) {
+    key_.push_back(tagWord(Tag::kDevice));
+  } else if (value.isString()) {
+    addString(value.toStringRef());
+  } else if (value.isGenerator()) {
+    key_.push_back(tagWord(Tag::kGenerator));
+    immediates_.push_back(generatorNumber(value.toGenerator(), *stream_));
+  } else if (value.isSymInt()) {
+    key_.push_back(tagWord(Tag::kInt));
+    key_.push_back(static_cast<uint64_t>(value.toSymInt().guard_int(__FILE__, __LINE__)));
+  } else {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, info_->name, ": an argument of type ", value.tagKind(),
+                                " cannot be sent to a shoal device");
+  }
+}
+
+void CallTemplate::addTensor(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    key_.push_back(tagWord(Tag::kUndefined));
+    return;
+  }
+  if (!tensor.device().is_privateuseone()) return addHostTensor(tensor);
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided && !tensor.is_quantized(),
+                              info_->name, ": ", tensor.layout(),
+                              tensor.is_quantized() ? " quantized" : "",
+                              " tensors are not supported on shoal devices; use .to_dense() or keep "
+                              "this part of the program on the CPU");
+  const wire::Address base = baseOf(tensor);
+  if (base != 0) {
+    TORCH_CHECK(wire::sessionOf(base) == stream_->options().session,
+                "Expected all tensors to be on the same device, but found at least two: ",
+                stream_->device(), " and ", tensor.device(), " (in ", info_->name, ")");
+    bases_.push_back(base);
+  }
+  const auto sizes = tensor.sizes();
+  const auto strides = tensor.strides();
+  const uint8_t flags = (tensor.is_conj() ? wire::kTensorConj : 0) |
+                        (tensor.is_neg() ? wire::kTensorNeg : 0) |
+                        (record_ && tensor.requires_grad() ? wire::kTensorRequiresGrad : 0);
+  key_.push_back(tagWord(Tag::kTensor, static_cast<uint8_t>(tensor.scalar_type()),
+                         static_cast<uint8_t>(sizes.size()), flags));
+  key_.insert(key_.end(), sizes.begin(), sizes.end());
+  key_.insert(key_.end(), strides.begin(), strides.end());
+  immediates_.push_back(
+      base == 0 ? 0 : base + static_cast<uint64_t>(tensor.storage_offset()) * tensor.itemsize());
+}
+
+// A CPU tensor beside device tensors: a number travels as an immediate, an index is uploaded, and
+// anything else is the mistake that torch reports for every device.
+void CallTemplate::addHostTensor(const at::Tensor& tensor) {
+  if (tensor.dim() == 0 && tensor.device().is_cpu() && tensor.layout() == c10::kStrided) {
+    const bool wrapped = tensor.unsafeGetTensorImpl()->is_wrapped_number();
+    const at::Tensor plain = tensor.resolve_conj().resolve_neg();
+    uint64_t value[2] = {0, 0};
+    std::memcpy(value, plain.const_data_ptr(), plain.itemsize());
+    key_.push_back(tagWord(Tag::kHostScalar, static_cast<uint8_t>(plain.scalar_type()), 0,
+                           wrapped ? wire::kTensorWrapped : 0));
+    immediates_.push_back(value[0]);
+    immediates_.push_back(value[1]);
+    return;
+  }
+  TORCH_CHECK(info_->takes_host_index && tensor.device().is_cpu(),
+              "Expected all tensors to be on the same device, but found at least two: ",
+              stream_->device(), " and ", tensor.device(), " (in ", info_->name,
+              "). Move it with .to(\"shoal\").");
+  needs_upload_ = true;
+}
+
+void CallTemplate::addList(const c10::IValue& value, bool number) {
+  const auto items = value.toListRef();
+  TORCH_CHECK(items.size() <= wire::kListLengthMax, info_->name, ": a list of ", items.size(),
+              " items is too long");
+  key_.push_back(tagWord(Tag::kList, 0, 0, 0, static_cast<uint32_t>(items.size())));
+  for (const c10::IValue& item : items) {
+    // Lists of floats stay in the key: scale factors decide shapes.
+    if (item.isDouble() && !number) {
+      key_.push_back(tagWord(Tag::kFloatKeyed));
+      key_.push_back(wire::asWord(item.toDouble()));
+    } else {
+      add(item, number);
+    }
+  }
+}
+
+void CallTemplate::addString(const std::string& text) {
+  TORCH_CHECK(text.size() <= wire::kStringBytesMax, info_->name, ": a string is too long");
+  key_.push_back(tagWord(Tag::kString, 0, 0, 0, static_cast<uint32_t>(text.size())));
+  const size_t start = key_.size();
+  key_.resize(start + (text.size() + 7) / 8, 0);
+  std::memcpy(key_.data() + start, text.data(), text.size());
+}
+
+}  // namespace shoal::client

@@ -1,0 +1,132 @@
+// Copies: host to device, device to host, within a device and between devices; and the read of one
+// element. A transfer request holds addresses; the bytes go straight between the two memories.
+#include <ATen/Functions.h>
+#include <ATen/core/Tensor.h>
+#include <torch/library.h>
+
+#include "client/dispatch.h"
+#include "client/infer.h"
+#include "client/operator_info.h"
+#include "client/tensor.h"
+
+namespace shoal::client {
+namespace {
+
+bool onDevice(const at::Tensor& tensor) { return tensor.device().is_privateuseone(); }
+
+// Whether the tensor's elements fill one range of memory, in some order.
+bool isDense(const at::Tensor& tensor) { return tensor.is_non_overlapping_and_dense(); }
+
+void copyOnDevice(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+  static const OperatorInfo info(
+      c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", ""));
+  torch::jit::Stack stack{self, source, non_blocking};
+  dispatchCall(info, &stack);
+}
+
+void copyToDevice(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+  at::Tensor from = source.sizes() == self.sizes() ? source : source.expand(self.sizes());
+  if (from.scalar_type() != self.scalar_type() || !isDense(self)) {
+    // Converted or scattered at the device: fewer bytes to send, or bytes in one piece.
+    at::Tensor sent = at::empty(from.sizes(), self.options().dtype(from.scalar_type()));
+    copyToDevice(sent, from.contiguous(), non_blocking);
+    copyOnDevice(self, sent, non_blocking);
+    return;
+  }
+  if (from.strides() != self.strides() || !isDense(from)) {
+    at::Tensor same_layout = at::empty_strided(self.sizes(), self.strides(), from.options());
+    from = same_layout.copy_(from);
+    non_blocking = false;  // the temporary is ours: pageable, copied before this returns
+  }
+  const wire::Address base = baseOf(self);
+  streamOf(self).upload(base, addressOf(self) - base, from.const_data_ptr(), from.nbytes(),
+                        non_blocking);
+}
+
+void copyFromDevice(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+  at::Tensor from = source;
+  if (from.scalar_type() != self.scalar_type()) from = from.to(self.scalar_type());
+  if (from.sizes() == self.sizes() && isDense(self)) {
+    if (from.strides() != self.strides() || !isDense(from)) {
+      at::Tensor same_layout = at::empty_strided(self.sizes(), self.strides(), from.options());
+      copyOnDevice(same_layout, from, false);
+      from = same_layout;
+      non_blocking = false;
+    }
+    streamOf(from).download(addressOf(from), self.mutable_data_ptr(), self.nbytes(), non_blocking);
+    return;
+  }
+  from = from.contiguous();
+  at::Tensor received = at::empty(from.sizes(), self.options());
+  streamOf(from).download(addressOf(from), received.mutable_data_ptr(), received.nbytes(), false);
+  self.copy_(received);
+}
+
+void copyBetweenDevices(at::Tensor& self, const at::Tensor& source) {
+  const at::Tensor from = source.contiguous();
+  at::Tensor host = at::empty(from.sizes(), from.options().device(at::kCPU));
+  copyFromDevice(host, from, false);
+  copyToDevice(self, host, false);
+}
+
+// The lazy conjugate and negative bits of either side become a real operation on the destination.
+at::Tensor withoutBits(const at::Tensor& tensor) {
+  at::Tensor plain = tensor.is_conj() ? tensor.conj() : tensor;
+  return plain.is_neg() ? at::_neg_view(plain) : plain;
+}
+
+at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+  if (Inference::active() || self.is_same(source)) return self;
+  const bool conjugate = self.is_conj() != source.is_conj();
+  const bool negate = self.is_neg() != source.is_neg();
+  at::Tensor to = withoutBits(self);
+  const at::Tensor from = withoutBits(source);
+  if (to.numel() == 0) {
+    (void)from.expand(to.sizes());  // raises where the shapes do not fit
+    return self;
+  }
+  if (onDevice(to) && onDevice(from)) {
+    if (&streamOf(to) == &streamOf(from)) {
+      copyOnDevice(to, from, non_blocking);
+    } else {
+      copyBetweenDevices(to, from);
+    }
+  } else if (onDevice(to)) {
+    copyToDevice(to, from, non_blocking);
+  } else {
+    copyFromDevice(to, from, non_blocking);
+  }
+  if (conjugate && to.is_complex()) to.conj_physical_();
+  if (negate) to.neg_();
+  return self;
+}
+
+at::Tensor copyFrom(const at::Tensor& self, const at::Tensor& destination, bool non_blocking) {
+  at::Tensor to = destination;
+  return copy_(to, self, non_blocking);
+}
+
+at::Tensor copyFromAndResize(const at::Tensor& self, const at::Tensor& destination) {
+  at::Tensor to = destination;
+  to.resize_(self.sizes());
+  return copy_(to, self, false);
+}
+
+at::Scalar localScalar(const at::Tensor& self) {
+  // Only the bytes of the one element travel.
+  at::Tensor host = at::empty({}, self.options().device(at::kCPU));
+  streamOf(self).download(addressOf(self), host.mutable_data_ptr(), host.nbytes(), false);
+  at::Scalar value = host.item();
+  if (self.is_conj()) value = value.conj();
+  return self.is_neg() ? -value : value;
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("copy_", copy_);
+  m.impl("_copy_from", copyFrom);
+  m.impl("_copy_from_and_resize", copyFromAndResize);
+  m.impl("_local_scalar_dense", localScalar);
+}
+
+}  // namespace
+}  // namespace shoal::client

@@ -1,0 +1,308 @@
+#include "client/dispatch.h"
+
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <cstring>
+
+#include "client/call_template.h"
+#include "client/infer.h"
+#include "client/stream.h"
+#include "client/tensor.h"
+#include "wire/layout.h"
+#include "wire/limits.h"
+#include "wire/reader.h"
+
+namespace shoal::client {
+namespace {
+
+using wire::Kind;
+using wire::OutputKind;
+using wire::Tag;
+using Lock = Stream::Lock;
+
+std::atomic<bool> g_blocking{false};
+
+// One call on its way: what to run, from where, and under which graph if it is recorded.
+struct Issue {
+  const OperatorInfo& info;
+  CallTemplate& call;
+  torch::jit::Stack* stack;
+  uint64_t graph;  // 0: not recorded
+};
+
+void appendOutputs(std::vector<uint64_t>& words, const std::vector<OutputMeta>& outputs) {
+  for (const auto& output : outputs) {
+    words.push_back(wire::tagWord(static_cast<Tag>(output.kind), static_cast<uint8_t>(output.dtype),
+                                  static_cast<uint8_t>(output.sizes.size()), 0, output.number));
+    words.insert(words.end(), output.sizes.begin(), output.sizes.end());
+    words.insert(words.end(), output.strides.begin(), output.strides.end());
+  }
+}
+
+void postPrepare(const Issue& issue, const CachedCall& cached, const Lock& held) {
+  Stream& stream = issue.call.stream();
+  std::vector<uint64_t> outputs;
+  appendOutputs(outputs, cached.outputs);
+  const std::string& name = issue.info.name;
+  const auto& key = issue.call.key();
+  const size_t name_words = (name.size() + 7) / 8;
+  uint64_t* out = stream.begin(Kind::kPrepare, 2 + name_words + key.size() + outputs.size(), 0, held);
+  *out++ = wire::pair(cached.id, static_cast<uint32_t>(name.size()));
+  *out++ = wire::pair(static_cast<uint32_t>(key.size()), static_cast<uint32_t>(outputs.size()));
+  if (name_words > 0) out[name_words - 1] = 0;
+  std::memcpy(out, name.data(), name.size());
+  out = std::copy(key.begin(), key.end(), out + name_words);
+  std::copy(outputs.begin(), outputs.end(), out);
+  stream.commit(held);
+}
+
+// Writes the call itself. `addresses` are those of the outputs.
+uint64_t postCall(const Issue& issue, uint32_t id, uint16_t flags,
+                  c10::ArrayRef<wire::Address> addresses, const Lock& held) {
+  Stream& stream = issue.call.stream();
+  for (const wire::Address base : issue.call.bases()) stream.ensureBound(base, held);
+  const auto& immediates = issue.call.immediates();
+  const size_t graph_words = issue.graph != 0 ? 1 : 0;
+  if (issue.graph != 0) flags |= wire::kFlagRecord;
+  uint64_t* out = stream.begin(Kind::kCall, 1 + graph_words + immediates.size() + addresses.size(),
+                               flags, held);
+  *out++ = wire::pair(id, static_cast<uint32_t>(addresses.size()));
+  if (issue.graph != 0) *out++ = issue.graph;
+  out = std::copy(immediates.begin(), immediates.end(), out);
+  std::copy(addresses.begin(), addresses.end(), out);
+  return stream.commit(held);
+}
+
+void mintOutputs(Stream& stream, const std::vector<OutputMeta>& outputs,
+                 c10::SmallVectorImpl<wire::Address>& addresses, const Lock& held) {
+  uint64_t total = 0;
+  for (const auto& output : outputs) total += output.bytes;
+  stream.checkRoom(total, held);  // all or none
+  for (const auto& output : outputs) {
+    if (output.kind != OutputKind::kFresh && output.kind != OutputKind::kResized) continue;
+    const wire::Address address = output.bytes == 0 ? 0 : stream.mint(output.bytes, held);
+    if (address != 0) stream.markBound(address, held);
+    addresses.push_back(address);
+  }
+}
+
+void applyResize(const OutputMeta& output, wire::Address address, const at::Tensor& argument) {
+  auto* impl = argument.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(makeStorage(address, output.bytes, argument.device()));
+  impl->set_sizes_and_strides(output.sizes, output.strides, 0);
+}
+
+// Puts the results in the arguments' place. `held` protects `outputs` and is given up before the
+// arguments are: the last reference to one of them may go, and freeing it takes the lock.
+void finish(const Issue& issue, const std::vector<OutputMeta>& outputs,
+            c10::ArrayRef<wire::Address> addresses, c10::ArrayRef<c10::IValue> scalars,
+            Lock* held) {
+  const c10::Device device = issue.call.stream().device();
+  const auto arguments = torch::jit::last(*issue.stack, issue.info.argument_count);
+  c10::SmallVector<c10::IValue, 4> results;
+  const wire::Address* address = addresses.begin();
+  const c10::IValue* scalar = scalars.begin();
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const OutputMeta& output = outputs[i];
+    switch (output.kind) {
+      case OutputKind::kFresh: results.emplace_back(makeTensor(*address++, output, device)); break;
+      case OutputKind::kUndefined: results.emplace_back(at::Tensor()); break;
+      case OutputKind::kArgument: results.emplace_back(arguments[output.number]); break;
+      case OutputKind::kScalar: results.emplace_back(*scalar++); break;
+      case OutputKind::kResized:
+        applyResize(output, *address++, arguments[output.number].toTensor());
+        break;
+      case OutputKind::kList: {
+        c10::List<at::Tensor> list;
+        list.reserve(output.number);
+        for (uint32_t k = 0; k < output.number; ++k) {
+          const OutputMeta& item = outputs[++i];
+          list.push_back(item.kind == OutputKind::kFresh ? makeTensor(*address++, item, device)
+                                                         : at::Tensor());
+        }
+        results.emplace_back(std::move(list));
+        break;
+      }
+    }
+  }
+  if (held != nullptr) held->unlock();
+  torch::jit::drop(*issue.stack, issue.info.argument_count);
+  for (auto& result : results) issue.stack->push_back(std::move(result));
+}
+
+OutputMeta parseMeta(uint64_t head, wire::Reader& reader) {
+  OutputMeta meta;
+  meta.kind = static_cast<OutputKind>(wire::tagOf(head));
+  meta.number = wire::high(head);
+  if (meta.kind != OutputKind::kFresh && meta.kind != OutputKind::kResized) return meta;
+  meta.dtype = static_cast<c10::ScalarType>(wire::tagA(head));
+  const size_t dims = wire::tagB(head);
+  const uint64_t* words = reader.words(2 * dims, "sizes");
+  meta.sizes.assign(words, words + dims);
+  meta.strides.assign(words + dims, words + 2 * dims);
+  const int64_t bytes = wire::spanBytes(meta.sizes.data(), meta.strides.data(), dims,
+                                        static_cast<int64_t>(c10::elementSize(meta.dtype)));
+  TORCH_CHECK(bytes >= 0, "shoal: the worker sent a malformed shape");
+  meta.bytes = static_cast<uint64_t>(bytes);
+  return meta;
+}
+
+c10::IValue parseScalar(wire::Reader& reader) {
+  const uint64_t head = reader.word("scalar");
+  switch (static_cast<Tag>(wire::tagOf(head))) {
+    case Tag::kBool: return wire::tagA(head) != 0;
+    case Tag::kInt: return static_cast<int64_t>(reader.word("integer"));
+    case Tag::kFloatKeyed: return wire::asDouble(reader.word("float"));
+    default: return {};
+  }
+}
+
+// The outputs are not known: the worker runs the call and tells.
+void learn(const Issue& issue) {
+  Stream& stream = issue.call.stream();
+  static std::mutex learning;  // kBind names the outputs of the last learning call
+  const std::lock_guard one_at_a_time(learning);
+  uint32_t id;
+  uint64_t sequence;
+  {
+    const Lock held = stream.lock();
+    CachedCall* cached = stream.cache().find(issue.call.hash(issue.info), &issue.info,
+                                             issue.call.key().data(), issue.call.key().size());
+    TORCH_INTERNAL_ASSERT(cached != nullptr);
+    id = cached->id;
+    sequence = postCall(issue, id, wire::kFlagLearn, {}, held);
+  }
+  const auto payload = stream.await(sequence);
+  wire::Reader reader(payload.data(), payload.size());
+  std::vector<OutputMeta> outputs;
+  std::vector<c10::IValue> scalars;
+  bool repeatable = !issue.info.dynamic;
+  while (reader.remaining() > 0) {
+    outputs.push_back(parseMeta(reader.word("output"), reader));
+    if (outputs.back().kind == OutputKind::kScalar) scalars.push_back(parseScalar(reader));
+    repeatable = repeatable && outputs.back().kind != OutputKind::kScalar &&
+                 outputs.back().kind != OutputKind::kResized;
+  }
+  c10::SmallVector<wire::Address, 4> addresses;
+  {
+    const Lock held = stream.lock();
+    mintOutputs(stream, outputs, addresses, held);
+    uint64_t* out = stream.begin(Kind::kBind, 1 + addresses.size(), 0, held);
+    *out++ = addresses.size();
+    std::copy(addresses.begin(), addresses.end(), out);
+    stream.commit(held);
+    CachedCall* cached = stream.cache().find(issue.call.hash(issue.info), &issue.info,
+                                             issue.call.key().data(), issue.call.key().size());
+    if (repeatable && cached != nullptr && cached->id == id) {
+      cached->outputs = outputs;
+      cached->fresh_outputs = static_cast<uint32_t>(addresses.size());
+      cached->known = true;
+      postPrepare(issue, *cached, held);
+    }
+  }
+  finish(issue, outputs, addresses, scalars, nullptr);
+}
+
+// Makes room for the call in the cache and tells the worker of it.
+CachedCall* prepare(const Issue& issue, uint64_t hash, Lock& held) {
+  Stream& stream = issue.call.stream();
+  held.unlock();
+  std::vector<OutputMeta> outputs;
+  const auto arguments = torch::jit::last(*issue.stack, issue.info.argument_count);
+  const bool known = issue.graph == 0 && inferOutputs(issue.info, arguments, outputs);
+  held.lock();
+  CallCache& cache = stream.cache();
+  const auto& key = issue.call.key();
+  if (CachedCall* raced = cache.find(hash, &issue.info, key.data(), key.size())) return raced;
+  if (cache.full()) {
+    cache.clear();
+    stream.post(Kind::kForget, {}, held);
+  }
+  CachedCall* cached = cache.insert(hash, &issue.info, key.data(), key.size());
+  cached->known = known;
+  if (known) cached->outputs = std::move(outputs);
+  for (const auto& output : cached->outputs) {
+    cached->fresh_outputs += output.kind == OutputKind::kFresh ? 1 : 0;
+  }
+  postPrepare(issue, *cached, held);
+  return cached;
+}
+
+void issueCall(const Issue& issue) {
+  Stream& stream = issue.call.stream();
+  const uint64_t hash = issue.call.hash(issue.info);
+  const auto& key = issue.call.key();
+  Lock held = stream.lock();
+  CachedCall* cached = stream.cache().find(hash, &issue.info, key.data(), key.size());
+  if (cached == nullptr) cached = prepare(issue, hash, held);
+  if (!cached->known) {
+    held.unlock();
+    return learn(issue);
+  }
+  c10::SmallVector<wire::Address, 4> addresses;
+  mintOutputs(stream, cached->outputs, addresses, held);
+  postCall(issue, cached->id, 0, addresses, held);
+  finish(issue, cached->outputs, addresses, {}, &held);
+  if (g_blocking.load(std::memory_order_relaxed)) stream.synchronize();
+}
+
+// Index operators take CPU indices: they are moved to the device like local torch does.
+void uploadIndices(const OperatorInfo& info, torch::jit::Stack* stack, c10::Device device) {
+  const size_t first = stack->size() - info.argument_count;
+  for (size_t i = first; i < stack->size(); ++i) {
+    c10::IValue& value = (*stack)[i];
+    const auto moved = [device](const at::Tensor& t) {
+      return t.defined() && t.device().is_cpu() && t.dim() > 0 ? t.to(device) : t;
+    };
+    if (value.isTensor()) {
+      value = moved(value.toTensor());
+    } else if (value.isList() && !value.isIntList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (const c10::IValue& item : value.toListRef()) {
+        list.push_back(item.isTensor() ? std::optional(moved(item.toTensor())) : std::nullopt);
+      }
+      value = std::move(list);
+    }
+  }
+}
+
+void run(const OperatorInfo& info, torch::jit::Stack* stack, uint64_t graph) {
+  static thread_local CallTemplate reused;
+  static thread_local bool in_use = false;
+  if (in_use) {  // an operator inside an operator (shape functions, uploads)
+    CallTemplate own;
+    own.build(info, torch::jit::last(*stack, info.argument_count), graph != 0);
+    if (own.needsUpload()) {
+      uploadIndices(info, stack, own.stream().device());
+      own.build(info, torch::jit::last(*stack, info.argument_count), graph != 0);
+    }
+    return issueCall({info, own, stack, graph});
+  }
+  struct Mark {
+    Mark() { in_use = true; }
+    ~Mark() { in_use = false; }
+  } const mark;
+  reused.build(info, torch::jit::last(*stack, info.argument_count), graph != 0);
+  if (reused.needsUpload()) {
+    uploadIndices(info, stack, reused.stream().device());
+    reused.build(info, torch::jit::last(*stack, info.argument_count), graph != 0);
+  }
+  issueCall({info, reused, stack, graph});
+}
+
+}  // namespace
+
+void dispatchCall(const OperatorInfo& info, torch::jit::Stack* stack) {
+  if (Inference::active()) return Inference::reached(info, stack);
+  run(info, stack, 0);
+}
+
+void dispatchRecorded(const OperatorInfo& info, torch::jit::Stack* stack, uint64_t graph) {
+  run(info, stack, graph);
+}
+
+void setBlocking(bool blocking) { g_blocking = blocking; }
+
+}  // namespace shoal::client

@@ -1,0 +1,32 @@
+#include "client/errors.h"
+
+#include <c10/util/Exception.h>
+
+namespace shoal::client {
+
+LineHooks& lineHooks() {
+  static LineHooks hooks;
+  return hooks;
+}
+
+void raiseError(wire::ErrorKind kind, const std::string& text) {
+  using wire::ErrorKind;
+  switch (kind) {
+    case ErrorKind::kIndex: TORCH_CHECK_INDEX(false, text);
+    case ErrorKind::kValue: TORCH_CHECK_VALUE(false, text);
+    case ErrorKind::kType: TORCH_CHECK_TYPE(false, text);
+    case ErrorKind::kNotImplemented: TORCH_CHECK_NOT_IMPLEMENTED(false, text);
+    case ErrorKind::kOutOfMemory: TORCH_CHECK_WITH(OutOfMemoryError, false, text);
+    case ErrorKind::kLinAlg: TORCH_CHECK_LINALG(false, text);
+    default: TORCH_CHECK(false, text);
+  }
+  __builtin_unreachable();
+}
+
+void raiseDeviceLost(const std::string& text) {
+  if (lineHooks().device_lost != nullptr) lineHooks().device_lost(text);
+  TORCH_CHECK(false, text);
+  __builtin_unreachable();
+}
+
+}  // namespace shoal::client

@@ -1,0 +1,139 @@
+#include "client/generator.h"
+
+#include <ATen/Functions.h>
+#include <ATen/Utils.h>
+#include <c10/core/GeneratorImpl.h>
+
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <mutex>
+
+#include "client/devices.h"
+#include "wire/limits.h"
+#include "wire/reader.h"
+
+namespace shoal::client {
+namespace {
+
+std::atomic<uint64_t> g_next_number{1};
+
+class GeneratorImpl final : public c10::GeneratorImpl {
+ public:
+  GeneratorImpl(c10::DeviceIndex index, uint64_t number)
+      : c10::GeneratorImpl(c10::Device(c10::DeviceType::PrivateUse1, index),
+                           c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
+        number_(number),
+        seed_(number == 0 ? c10::detail::getNonDeterministicRandom() : c10::default_rng_seed_val) {}
+  ~GeneratorImpl() override {
+    if (number_ == 0 || session_ == 0) return;
+    try {
+      Stream* stream = Devices::get().bySession(session_);
+      if (stream != nullptr && stream->usable()) stream->post(wire::Kind::kGeneratorDrop, {number_});
+    } catch (...) {
+    }
+  }
+
+  void set_current_seed(uint64_t seed) override {
+    seed_ = seed;
+    if (Devices::get().attached()) {
+      Stream& stream = Devices::get().stream(device().index());
+      session_ = stream.options().session;
+      stream.post(wire::Kind::kSeed, {number_, seed_});
+    }
+  }
+  uint64_t current_seed() const override { return seed_; }
+  uint64_t seed() override {
+    const uint64_t fresh = c10::detail::getNonDeterministicRandom();
+    set_current_seed(fresh);
+    return fresh;
+  }
+  void set_offset(uint64_t) override {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "shoal generators have no offset; use set_state()");
+  }
+  uint64_t get_offset() const override {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "shoal generators have no offset; use get_state()");
+  }
+
+  void set_state(const c10::TensorImpl& state) override {
+    const uint64_t bytes = static_cast<uint64_t>(state.numel()) * state.itemsize();
+    TORCH_CHECK(state.device().is_cpu() && state.is_contiguous() && bytes < wire::kMessageBytesMax / 2,
+                "a generator's state must be a contiguous CPU tensor");
+    Stream& stream = attachedStream();
+    const auto held = stream.lock();
+    const size_t words = (bytes + 7) / 8;
+    uint64_t* out = stream.begin(wire::Kind::kGeneratorSet, 2 + words, 0, held);
+    out[0] = number_;
+    out[1] = bytes;
+    if (words > 0) out[1 + words] = 0;
+    std::memcpy(out + 2, state.data(), bytes);
+    stream.commit(held);
+  }
+
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    const auto payload =
+        const_cast<GeneratorImpl*>(this)->attachedStream().request(wire::Kind::kGeneratorGet,
+                                                                   {number_});
+    wire::Reader reader(payload.data(), payload.size());
+    const auto data = reader.bytes(reader.word("bytes"), wire::kMessageBytesMax, "state");
+    at::Tensor state = at::empty({static_cast<int64_t>(data.size())}, at::kByte);
+    std::memcpy(state.data_ptr(), data.data(), data.size());
+    return state.getIntrusivePtr();
+  }
+
+  // The stream of the present lease; a new session first gets this generator's seed.
+  Stream& attachedStream() {
+    Stream& stream = Devices::get().stream(device().index());
+    if (session_ != stream.options().session) {
+      session_ = stream.options().session;
+      stream.post(wire::Kind::kSeed, {number_, seed_});
+    }
+    return stream;
+  }
+  uint64_t number() const { return number_; }
+
+ private:
+  GeneratorImpl* clone_impl() const override {
+    auto* copy = new GeneratorImpl(device().index(), g_next_number++);
+    copy->seed_ = seed_;
+    copy->set_state(*get_state());
+    return copy;
+  }
+
+  uint64_t number_;
+  uint64_t seed_;
+  uint32_t session_ = 0;  // where the worker knows this generator
+};
+
+}  // namespace
+
+const at::Generator& defaultGenerator(c10::DeviceIndex index) {
+  static std::mutex mutex;
+  static std::array<at::Generator, kDevicesMax> generators;
+  if (index < 0) index = Devices::current();
+  TORCH_CHECK(index < kDevicesMax, "shoal:", static_cast<int>(index), " does not exist");
+  const std::lock_guard lock(mutex);
+  auto& generator = generators[static_cast<size_t>(index)];
+  if (!generator.defined()) generator = at::make_generator<GeneratorImpl>(index, uint64_t{0});
+  return generator;
+}
+
+at::Generator newGenerator(c10::DeviceIndex index) {
+  if (index < 0) index = Devices::current();
+  return at::make_generator<GeneratorImpl>(index, uint64_t{g_next_number++});
+}
+
+uint64_t generatorNumber(const at::Generator& generator, Stream& stream) {
+  TORCH_CHECK(generator.device().is_privateuseone(), "Expected a 'shoal' device type for generator "
+              "but found '", generator.device().type(), "'");
+  auto* impl = static_cast<GeneratorImpl*>(generator.unsafeGetGeneratorImpl());
+  TORCH_CHECK(&impl->attachedStream() == &stream, "the generator is on ", generator.device(),
+              ", but the operator runs on ", stream.device());
+  return impl->number();
+}
+
+void seedNewSession(Stream& stream) {
+  stream.post(wire::Kind::kSeed, {0, defaultGenerator(stream.options().index).current_seed()});
+}
+
+}  // namespace shoal::client

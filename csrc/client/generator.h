@@ -1,0 +1,18 @@
+// Random generators of the device. Their state lives at the worker; the client sends seeds in the
+// stream, so that random operators need no reply.
+#pragma once
+
+#include <ATen/core/Generator.h>
+
+#include "client/stream.h"
+
+namespace shoal::client {
+
+const at::Generator& defaultGenerator(c10::DeviceIndex index);
+at::Generator newGenerator(c10::DeviceIndex index);
+// The worker's number of a generator. Raises if it belongs to another device.
+uint64_t generatorNumber(const at::Generator& generator, Stream& stream);
+// A new session starts with the seeds that the program set before it.
+void seedNewSession(Stream& stream);
+
+}  // namespace shoal::client

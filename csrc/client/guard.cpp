@@ -1,0 +1,144 @@
+// How torch asks for the current device, streams, events and synchronisation.
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/Exception.h>
+
+#include <atomic>
+
+#include "client/devices.h"
+#include "client/guard.h"
+#include "wire/reader.h"
+
+namespace shoal::client {
+namespace {
+
+constexpr auto kType = c10::DeviceType::PrivateUse1;
+
+std::atomic<uint64_t> g_next_event{1};
+std::atomic<bool> g_report_all{false};
+thread_local c10::StreamId t_stream = 0;
+
+// A point in an op stream. It is complete when the worker is past its sequence number.
+struct Event {
+  uint64_t number;
+  uint64_t sequence;
+  uint32_t session;
+};
+
+Stream* aliveStream(const Event& event) {
+  Stream* stream = Devices::get().bySession(event.session);
+  return stream != nullptr && stream->usable() ? stream : nullptr;
+}
+
+// All torch streams of a device share its one op stream: order is program order, which every use of
+// streams and events allows.
+class Guard final : public c10::impl::DeviceGuardImplInterface {
+ public:
+  c10::DeviceType type() const override { return kType; }
+  c10::Device exchangeDevice(c10::Device device) const override {
+    const c10::Device before = getDevice();
+    setDevice(device);
+    return before;
+  }
+  c10::Device getDevice() const override { return {kType, Devices::current()}; }
+  void setDevice(c10::Device device) const override {
+    TORCH_CHECK(device.is_privateuseone(), "not a shoal device: ", device);
+    if (!device.has_index()) return;
+    TORCH_CHECK(device.index() < kDevicesMax, device, " does not exist");
+    Devices::setCurrent(device.index());
+  }
+  void uncheckedSetDevice(c10::Device device) const noexcept override {
+    if (device.has_index()) Devices::setCurrent(device.index());
+  }
+  c10::Stream getStream(c10::Device device) const override {
+    return c10::Stream(c10::Stream::UNSAFE, indexed(device), t_stream);
+  }
+  c10::Stream getDefaultStream(c10::Device device) const override {
+    return c10::Stream(c10::Stream::DEFAULT, indexed(device));
+  }
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
+    return getNewStream(device, 0);
+  }
+  c10::Stream getNewStream(c10::Device device, int) const override {
+    static std::atomic<c10::StreamId> next{1};
+    return c10::Stream(c10::Stream::UNSAFE, indexed(device), next++);
+  }
+  c10::Stream exchangeStream(c10::Stream stream) const override {
+    const c10::Stream before(c10::Stream::UNSAFE, {kType, stream.device_index()}, t_stream);
+    t_stream = stream.id();
+    return before;
+  }
+  c10::DeviceIndex deviceCount() const noexcept override {
+    return g_report_all.load() ? kDevicesMax : Devices::get().count();
+  }
+  c10::DeviceCapability getDeviceCapability(c10::Device) const override { return {}; }
+
+  bool queryStream(const c10::Stream& stream) const override {
+    Stream& op_stream = Devices::get().stream(stream.device_index());
+    return op_stream.completed(op_stream.lastSequence());
+  }
+  void synchronizeStream(const c10::Stream& stream) const override {
+    synchronizeDevice(stream.device_index());
+  }
+  void synchronizeDevice(const c10::DeviceIndex index) const override {
+    if (Devices::get().attached()) Devices::get().stream(index).synchronize();
+  }
+
+  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex,
+              const c10::EventFlag) const override {
+    Stream& op_stream = Devices::get().stream(stream.device_index());
+    if (*event == nullptr) *event = new Event{g_next_event++, 0, 0};
+    auto* recorded = static_cast<Event*>(*event);
+    recorded->session = op_stream.options().session;
+    recorded->sequence = op_stream.post(wire::Kind::kEventRecord, {recorded->number});
+  }
+  void block(void*, const c10::Stream&) const override {}  // one op stream: already in order
+  bool queryEvent(void* event) const override {
+    if (event == nullptr) return true;
+    const auto* recorded = static_cast<Event*>(event);
+    Stream* stream = aliveStream(*recorded);
+    return stream == nullptr || stream->completed(recorded->sequence);
+  }
+  void synchronizeEvent(void* event) const override {
+    if (event == nullptr) return;
+    const auto* recorded = static_cast<Event*>(event);
+    if (Stream* stream = aliveStream(*recorded)) stream->waitCompleted(recorded->sequence);
+  }
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
+    auto* recorded = static_cast<Event*>(event);
+    if (recorded == nullptr) return;
+    try {
+      if (Stream* stream = aliveStream(*recorded)) {
+        stream->post(wire::Kind::kEventDrop, {recorded->number});
+      }
+    } catch (...) {
+    }
+    delete recorded;
+  }
+  double elapsedTime(void* start, void* end, const c10::DeviceIndex) const override {
+    TORCH_CHECK(start != nullptr && end != nullptr,
+                "Both events must be recorded before calculating elapsed time.");
+    const auto* from = static_cast<Event*>(start);
+    const auto* to = static_cast<Event*>(end);
+    TORCH_CHECK(from->session == to->session, "the events are on different shoal devices");
+    Stream* stream = aliveStream(*to);
+    TORCH_CHECK(stream != nullptr, "the lease that recorded the events has ended");
+    const auto payload = stream->request(wire::Kind::kEventElapsed, {from->number, to->number});
+    TORCH_CHECK(payload.size() == 1, "shoal: malformed reply");
+    return wire::asDouble(payload[0]);
+  }
+  void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {}
+
+ private:
+  static c10::Device indexed(c10::Device device) {
+    return device.has_index() ? device : c10::Device(kType, Devices::current());
+  }
+};
+
+C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
+
+}  // namespace
+
+ReportAllDevices::ReportAllDevices() { g_report_all = true; }
+ReportAllDevices::~ReportAllDevices() { g_report_all = false; }
+
+}  // namespace shoal::client

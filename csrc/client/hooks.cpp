@@ -1,0 +1,60 @@
+// The hooks by which torch finds the device's generators, pinned memory and allocator.
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+
+#include "client/devices.h"
+#include "client/generator.h"
+#include "client/host_memory.h"
+#include "client/hooks.h"
+#include "client/tensor.h"
+
+namespace shoal::client {
+namespace {
+
+class Hooks final : public at::PrivateUse1HooksInterface {
+ public:
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return Devices::get().attached(); }
+  void init() const override {
+    if (!Devices::get().attached()) Devices::get().stream(0);
+  }
+  c10::DeviceIndex deviceCount() const override { return Devices::get().count(); }
+  void setCurrentDevice(c10::DeviceIndex device) const override { Devices::setCurrent(device); }
+  c10::DeviceIndex getCurrentDevice() const override { return Devices::current(); }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override {
+    const c10::DeviceIndex before = Devices::current();
+    Devices::setCurrent(device);
+    return before;
+  }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override {
+    return device < 0 ? Devices::current() : exchangeDevice(device);
+  }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override {
+    return defaultGenerator(index);
+  }
+  at::Generator getNewGenerator(c10::DeviceIndex index) const override {
+    return newGenerator(index);
+  }
+  at::Device getDeviceFromPtr(void* data) const override {
+    return Devices::get().owner(reinterpret_cast<wire::Address>(data)).device();
+  }
+  bool isPinnedPtr(const void* data) const override {
+    return HostMemory::exists() && HostMemory::get().contains(data);
+  }
+  c10::Allocator* getPinnedMemoryAllocator() const override {
+    return HostMemory::pinnedAllocator();
+  }
+  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
+    resizeStorage(storage, bytes);
+  }
+};
+
+}  // namespace
+
+void registerHooks() {
+  static Hooks hooks;
+  at::RegisterPrivateUse1HooksInterface(&hooks);
+  c10::SetAllocator(c10::DeviceType::PrivateUse1, allocator());
+}
+
+}  // namespace shoal::client

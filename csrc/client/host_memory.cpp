@@ -1,0 +1,113 @@
+#include "client/host_memory.h"
+
+#include <c10/util/Exception.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "client/devices.h"
+#include "client/stream.h"
+
+namespace shoal::client {
+namespace {
+
+std::atomic<HostMemory*> g_host{nullptr};
+std::mutex g_host_mutex;
+
+uint64_t physicalBytes() {
+  return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
+         static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+}
+
+}  // namespace
+
+HostMemory::HostMemory()
+    : region_(memory::SharedMemory::create("shoal-host", physicalBytes())),
+      blocks_(region_.bytes()) {}
+
+HostMemory& HostMemory::get() {
+  if (HostMemory* host = g_host.load(std::memory_order_acquire)) return *host;
+  std::lock_guard lock(g_host_mutex);
+  if (g_host.load() == nullptr) g_host.store(new HostMemory);  // never freed: tensors may outlive us
+  return *g_host.load();
+}
+
+bool HostMemory::exists() { return g_host.load(std::memory_order_acquire) != nullptr; }
+
+uint64_t HostMemory::allocate(uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  const auto offset = blocks_.allocate(bytes);
+  TORCH_CHECK_WITH(OutOfMemoryError, offset.has_value(), "shoal: no ", bytes,
+                   " bytes of shared host memory are left (", blocks_.usedBytes(), " of ",
+                   blocks_.capacity(), " in use)");
+  return *offset;
+}
+
+void HostMemory::release(uint64_t offset) {
+  std::lock_guard lock(mutex_);
+  blocks_.release(offset);
+}
+
+void HostMemory::usedBy(const void* p, uint32_t session, uint64_t sequence) {
+  std::lock_guard lock(mutex_);
+  last_use_[offsetOf(p)] = {session, sequence};
+}
+
+void HostMemory::releasePinned(uint64_t offset) {
+  std::vector<Use> uses;
+  {
+    std::lock_guard lock(mutex_);
+    const uint64_t end = offset + blocks_.blockBytes(offset);
+    for (auto it = last_use_.lower_bound(offset); it != last_use_.end() && it->first < end;) {
+      uses.push_back(it->second);
+      it = last_use_.erase(it);
+    }
+  }
+  // Released by the last stream that still has to pass a use; the others are waited for.
+  Stream* last = nullptr;
+  uint64_t sequence = 0;
+  for (const Use& use : uses) {
+    Stream* stream = Devices::get().bySession(use.session);
+    if (stream == nullptr || !stream->usable() || stream->completed(use.sequence)) continue;
+    if (last == nullptr || last == stream) {
+      last = stream;
+      sequence = std::max(sequence, use.sequence);
+    } else {
+      stream->waitCompleted(use.sequence);
+    }
+  }
+  if (last != nullptr) {
+    last->releaseHostAfter(offset, sequence);
+  } else {
+    release(offset);
+  }
+}
+
+class HostMemory::PinnedAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    const c10::Device cpu(c10::DeviceType::CPU);
+    if (bytes == 0) return {nullptr, nullptr, &drop, cpu};
+    HostMemory& host = HostMemory::get();
+    void* data = host.at(host.allocate(bytes));
+    return {data, data, &drop, cpu};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &drop; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    std::memcpy(to, from, bytes);
+  }
+
+ private:
+  static void drop(void* context) {
+    if (context == nullptr) return;
+    HostMemory& host = HostMemory::get();
+    host.releasePinned(host.offsetOf(context));
+  }
+};
+
+c10::Allocator* HostMemory::pinnedAllocator() {
+  static PinnedAllocator allocator;
+  return &allocator;
+}
+
+}  // namespace shoal::client

@@ -1,0 +1,57 @@
+// Host memory that every worker of this program maps too: torch's pinned allocator for the device,
+// and the blocks through which pageable memory is sent. What lies here is sent as an offset.
+#pragma once
+
+#include <c10/core/Allocator.h>
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "memory/block_allocator.h"
+#include "memory/shared_memory.h"
+
+namespace shoal::client {
+
+class Stream;
+
+class HostMemory {
+ public:
+  // The program's only region, made at first use and kept until the program ends.
+  static HostMemory& get();
+  static bool exists();
+
+  int fd() const { return region_.fd(); }
+  uint64_t bytes() const { return region_.bytes(); }
+  std::byte* at(uint64_t offset) const { return region_.data() + offset; }
+  bool contains(const void* p) const { return region_.contains(p); }
+  uint64_t offsetOf(const void* p) const {
+    return static_cast<uint64_t>(static_cast<const std::byte*>(p) - region_.data());
+  }
+
+  uint64_t allocate(uint64_t bytes);  // throws c10::OutOfMemoryError
+  void release(uint64_t offset);
+
+  // A pinned block may be freed while a worker still reads it: remembers the last use.
+  void usedBy(const void* p, uint32_t session, uint64_t sequence);
+
+  class PinnedAllocator;
+  static c10::Allocator* pinnedAllocator();
+
+ private:
+  HostMemory();
+  struct Use {
+    uint32_t session;
+    uint64_t sequence;
+  };
+  void releasePinned(uint64_t offset);
+  friend class PinnedAllocator;
+
+  memory::SharedMemory region_;
+  std::mutex mutex_;
+  memory::BlockAllocator blocks_;
+  std::map<uint64_t, Use> last_use_;  // by offset of the range that was used
+};
+
+}  // namespace shoal::client

@@ -1,0 +1,419 @@
+#include "client/stream.h"
+
+#include <c10/util/Exception.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "client/devices.h"
+#include "client/errors.h"
+#include "client/host_memory.h"
+#include "wire/limits.h"
+#include "wire/reader.h"
+
+namespace shoal::client {
+
+using wire::Address;
+using wire::Kind;
+
+namespace {
+
+constexpr int64_t kSpinUs = 100;  // an answer is usually this near; a sleeping core wakes in 25 µs
+constexpr int64_t kSliceMs = 50;
+constexpr uint64_t kStagedBytesMax = uint64_t{256} << 20;  // sent, but not yet taken by the worker
+
+}  // namespace
+
+Stream::Stream(StreamOptions options) : options_(std::move(options)) {
+  using memory::SharedMemory;
+  requests_region_ = SharedMemory::attach(options_.requests_fd,
+                                          transport::ringRegionBytes(wire::kRingBytes));
+  replies_region_ = SharedMemory::attach(options_.replies_fd,
+                                         transport::ringRegionBytes(wire::kReplyRingBytes));
+  progress_region_ = SharedMemory::attach(options_.progress_fd, transport::kProgressBytes);
+  if (options_.arena_bytes > 0) {
+    arena_ = SharedMemory::attach(options_.arena_fd, options_.arena_bytes);
+  }
+  progress_ = reinterpret_cast<transport::Progress*>(progress_region_.data());
+  const auto liveness = [this] { checkAlive(); };
+  requests_ = std::make_unique<transport::RingProducer>(requests_region_.data(), wire::kRingBytes,
+                                                        liveness);
+  replies_ = std::make_unique<transport::RingConsumer>(
+      replies_region_.data(), wire::kReplyRingBytes, wire::kMessageBytesMax, liveness);
+  memory_.limit_bytes = options_.memory_bytes;
+  slots_.resize(1024);
+}
+
+Stream::~Stream() {
+  if (options_.socket >= 0) ::close(options_.socket);
+}
+
+void Stream::close() noexcept {
+  closed_ = true;
+  if (options_.socket >= 0) shutdown(options_.socket, SHUT_RDWR);
+}
+
+void Stream::abandon() noexcept {
+  closed_ = true;
+  if (options_.socket >= 0) ::close(options_.socket);
+  options_.socket = -1;
+}
+
+void Stream::checkUsable() const {
+  if (lost_.load(std::memory_order_relaxed)) {
+    raiseDeviceLost("shoal device " + options_.name + " was lost: " + lost_reason_ +
+                    ". Call shoal.connect() for a new lease; tensors of the old one are gone.");
+  }
+  if (closed_.load(std::memory_order_relaxed)) {
+    raiseDeviceLost("the lease of shoal device " + options_.name + " has ended");
+  }
+}
+
+void Stream::markLost(const std::string& reason) {
+  if (!lost_.exchange(true)) lost_reason_ = reason;
+}
+
+void Stream::raiseLost(const std::string& reason) {
+  markLost(reason);
+  checkUsable();
+  __builtin_unreachable();
+}
+
+// Runs every 50 ms of any wait.
+void Stream::checkAlive() {
+  if (closed_) raiseLost("it was closed");
+  pollfd peer{options_.socket, POLLRDHUP, 0};
+  if (poll(&peer, 1, 0) > 0 && (peer.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) {
+    raiseLost("its worker process ended");
+  }
+  const uint64_t beat = progress_->heartbeat.load(std::memory_order_relaxed);
+  heartbeat_missed_ = beat == heartbeat_seen_ ? heartbeat_missed_ + 1 : 0;
+  heartbeat_seen_ = beat;
+  if (heartbeat_missed_ * kSliceMs > transport::kHeartbeatLostMs) {
+    raiseLost("its worker process gave no sign of life for " +
+              std::to_string(transport::kHeartbeatLostMs / 1000) + " s");
+  }
+}
+
+// --- addresses ------------------------------------------------------------------------------------
+
+Address Stream::mint(uint64_t bytes) {
+  const Lock held = lock();
+  return mint(bytes, held);
+}
+
+Address Stream::mint(uint64_t bytes, const Lock& held) {
+  checkUsable();
+  checkRoom(bytes, held);
+  const uint32_t slot = takeSlots(wire::slotsFor(bytes));
+  slots_[slot] = {bytes, 0, false, true};
+  memory_.allocated_bytes += bytes;
+  memory_.peak_bytes = std::max(memory_.peak_bytes, memory_.allocated_bytes);
+  ++memory_.allocations;
+  live_segments_.fetch_add(1, std::memory_order_relaxed);
+  return wire::makeAddress(options_.session, slot);
+}
+
+void Stream::raiseOutOfMemory(uint64_t bytes) const {
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "shoal device ", options_.name, " (shoal:",
+                   static_cast<int>(options_.index), ") is out of memory: ", bytes,
+                   " bytes were asked for, ", memory_.allocated_bytes, " of ", memory_.limit_bytes,
+                   " bytes are in use. Free tensors, use a smaller batch, or lease a device with "
+                   "more memory.");
+  __builtin_unreachable();
+}
+
+uint32_t Stream::takeSlots(uint64_t count) {
+  auto& free = count == 1 ? free_slots_ : free_runs_[count];
+  if (!free.empty()) {
+    const uint32_t slot = free.back();
+    free.pop_back();
+    return slot;
+  }
+  TORCH_CHECK(next_slot_ + count <= wire::kSlotsMax, "shoal: more than ", wire::kSlotsMax,
+              " tensors are alive on one device");
+  const uint32_t slot = next_slot_;
+  next_slot_ += static_cast<uint32_t>(count);
+  if (slots_.size() < next_slot_) slots_.resize(std::max<size_t>(next_slot_, slots_.size() * 2));
+  return slot;
+}
+
+void Stream::release(Address address) noexcept {
+  bool last = false;
+  try {
+    const Lock held = lock();
+    Slot& slot = slots_[wire::slotOf(address)];
+    memory_.allocated_bytes -= slot.bytes;
+    ++memory_.frees;
+    const uint64_t count = wire::slotsFor(slot.bytes);
+    if (usable() && slot.bound) {
+      const uint64_t sequence = post(Kind::kFree, {address}, held);
+      if (slot.host_block != 0) host_releases_.push_back({slot.host_block - 1, sequence});
+    } else if (slot.host_block != 0) {
+      HostMemory::get().release(slot.host_block - 1);
+    }
+    slot = Slot();
+    (count == 1 ? free_slots_ : free_runs_[count]).push_back(wire::slotOf(address));
+    last = live_segments_.fetch_sub(1) == 1 && !usable();
+  } catch (...) {
+    // The worker is gone, and its memory with it. The next call says so.
+    last = live_segments_.fetch_sub(1) == 1 && !usable();
+  }
+  if (last) Devices::get().sweep();
+}
+
+void Stream::bind(Address base, const Lock& held) {
+  Slot& slot = slots_[wire::slotOf(base)];
+  slot.bound = true;
+  post(Kind::kAllocate, {base, slot.bytes}, held);
+}
+
+// --- messages -------------------------------------------------------------------------------------
+
+uint64_t* Stream::begin(Kind kind, size_t words, uint16_t flags, const Lock&) {
+  checkUsable();
+  const size_t bytes = (1 + words) * 8;
+  TORCH_CHECK(bytes <= wire::kMessageBytesMax, "shoal: a call with ", words,
+              " words of arguments is too large for one message");
+  uint64_t* message = requests_->reserve(bytes);
+  message[0] = wire::headerWord(kind, static_cast<uint32_t>(bytes), flags);
+  pending_bytes_ = bytes;
+  return message + 1;
+}
+
+uint64_t Stream::commit(const Lock&) {
+  requests_->commit(pending_bytes_);
+  ++traffic_.messages;
+  traffic_.stream_bytes += pending_bytes_;
+  ++sequence_;
+  const auto hook = lineHooks().current;
+  lines_[sequence_ % kLines] = hook != nullptr ? hook() : 0;
+  return sequence_;
+}
+
+uint64_t Stream::post(Kind kind, std::initializer_list<uint64_t> words, const Lock& held) {
+  uint64_t* out = begin(kind, words.size(), 0, held);
+  std::copy(words.begin(), words.end(), out);
+  return commit(held);
+}
+
+uint64_t Stream::post(Kind kind, std::initializer_list<uint64_t> words) {
+  const Lock held = lock();
+  return post(kind, words, held);
+}
+
+std::string Stream::placeOf(uint64_t sequence) {
+  uint64_t token = 0;
+  {
+    const Lock held = lock();
+    if (sequence <= sequence_ && sequence + kLines > sequence_) token = lines_[sequence % kLines];
+  }
+  const auto hook = lineHooks().describe;
+  return token != 0 && hook != nullptr ? hook(token) : "";
+}
+
+// --- replies --------------------------------------------------------------------------------------
+
+Stream::Payload Stream::await(uint64_t sequence) {
+  while (true) {
+    std::unique_lock held(reply_mutex_);
+    const auto stashed = stash_.find(sequence);
+    if (stashed != stash_.end()) {
+      reply_ = std::move(stashed->second);
+      stash_.erase(stashed);
+    } else if (!replies_->poll(reply_)) {
+      checkUsable();
+      replies_->wait(kSpinUs, kSliceMs);
+      continue;
+    }
+    if (reply_.size() < 2) raiseLost("it sent a malformed reply");
+    if (reply_[1] != sequence) {
+      // Another thread waits for this one.
+      stash_.emplace(reply_[1], reply_);
+      held.unlock();
+      std::this_thread::yield();
+      continue;
+    }
+    const auto error = static_cast<wire::ErrorKind>(wire::headerFlags(reply_[0]));
+    Payload payload(reply_.begin() + 2, reply_.end());
+    held.unlock();
+    if (error != wire::ErrorKind::kNone) raise(error, payload);
+    return payload;
+  }
+}
+
+Stream::Payload Stream::request(Kind kind, std::initializer_list<uint64_t> words) {
+  uint64_t sequence;
+  {
+    const Lock held = lock();
+    sequence = post(kind, words, held);
+    ++traffic_.round_trips;
+  }
+  return await(sequence);
+}
+
+void Stream::raise(wire::ErrorKind kind, const Payload& payload) {
+  wire::Reader reader(payload.data(), payload.size());
+  const uint64_t sequence = reader.word("failed call");
+  const uint64_t text_bytes = reader.word("text");
+  const uint64_t name_bytes = reader.word("name");
+  const auto both = reader.bytes(text_bytes + name_bytes,
+                                 wire::kErrorTextBytesMax + wire::kOperatorNameBytesMax, "error");
+  std::string text(both.substr(0, text_bytes));
+  const std::string name(both.substr(text_bytes));
+  const std::string place = placeOf(sequence);
+  if (!name.empty() || !place.empty()) {
+    text += "\n[shoal] raised by " + (name.empty() ? std::string("a transfer") : name) +
+            (place.empty() ? "" : ", called at " + place) + ", on device " + options_.name;
+  }
+  raiseError(kind, text);
+}
+
+void Stream::waitCompleted(uint64_t sequence) {
+  if (!completed(sequence)) synchronize();
+}
+
+// --- transfers ------------------------------------------------------------------------------------
+
+void Stream::releaseHostAfter(uint64_t host_offset, uint64_t sequence) {
+  const Lock held = lock();
+  host_releases_.push_back({host_offset, sequence});
+}
+
+void Stream::reclaimHost(const Lock&) {
+  const uint64_t done = progress_->completed.load(std::memory_order_acquire);
+  while (!host_releases_.empty() && host_releases_.front().sequence <= done) {
+    HostMemory::get().release(host_releases_.front().offset);
+    host_releases_.pop_front();
+  }
+}
+
+// Copies pageable memory into a host block: the only copy that the client makes.
+uint64_t Stream::stage(const void* from, uint64_t bytes) {
+  {
+    const Lock held = lock();
+    reclaimHost(held);
+  }
+  HostMemory& host = HostMemory::get();
+  const uint64_t offset = host.allocate(bytes);
+  std::memcpy(host.at(offset), from, bytes);
+  return offset;
+}
+
+void Stream::upload(Address base, uint64_t offset, const void* from, uint64_t bytes,
+                    bool non_blocking) {
+  if (bytes == 0) return;
+  checkUsable();
+  if (bytes <= wire::kInlineBytesMax) {
+    const Lock held = lock();
+    ensureBound(base, held);
+    uint64_t* out = begin(Kind::kWrite, 2 + (bytes + 7) / 8, 0, held);
+    out[0] = base + offset;
+    out[1] = bytes;
+    out[1 + (bytes + 7) / 8] = 0;
+    std::memcpy(out + 2, from, bytes);
+    commit(held);
+    traffic_.bytes_in += bytes;
+    traffic_.bytes_copied += bytes;
+    return;
+  }
+  if (HostMemory::exists() && HostMemory::get().contains(from)) {
+    uint64_t sequence;
+    {
+      const Lock held = lock();
+      ensureBound(base, held);
+      sequence = post(Kind::kCopyIn, {base + offset, bytes, HostMemory::get().offsetOf(from)}, held);
+      traffic_.bytes_in += bytes;
+    }
+    HostMemory::get().usedBy(from, options_.session, sequence);
+    if (!non_blocking) waitCompleted(sequence);
+    return;
+  }
+  const uint64_t block = stage(from, bytes);
+  uint64_t wait_for = 0;
+  {
+    const Lock held = lock();
+    Slot& slot = slots_[wire::slotOf(base)];
+    traffic_.bytes_in += bytes;
+    traffic_.bytes_copied += bytes;
+    if (options_.is_cpu && offset == 0 && bytes == slot.bytes) {
+      // The whole segment is new: the staged block itself becomes its memory.
+      const uint64_t sequence = post(Kind::kAdopt, {base, bytes, block}, held);
+      if (slot.host_block != 0) host_releases_.push_back({slot.host_block - 1, sequence});
+      slot.host_block = block + 1;
+      slot.bound = true;
+      return;
+    }
+    ensureBound(base, held);
+    const uint64_t sequence = post(Kind::kCopyIn, {base + offset, bytes, block}, held);
+    host_releases_.push_back({block, sequence});
+    if (bytes > kStagedBytesMax || host_releases_.size() > 64) {
+      wait_for = host_releases_[host_releases_.size() / 2].sequence;
+    }
+  }
+  if (wait_for != 0) waitCompleted(wait_for);
+}
+
+void Stream::download(Address from, void* to, uint64_t bytes, bool non_blocking) {
+  if (bytes == 0) return;
+  if (bytes <= wire::kInlineBytesMax) {
+    const Payload payload = request(Kind::kRead, {from, bytes});
+    if (payload.size() * 8 < bytes) raiseLost("it sent too few bytes");
+    std::memcpy(to, payload.data(), bytes);
+    traffic_.bytes_out += bytes;
+    traffic_.bytes_copied += bytes;
+    return;
+  }
+  HostMemory* host = HostMemory::exists() ? &HostMemory::get() : nullptr;
+  const bool pinned = host != nullptr && host->contains(to);
+  if (pinned || arena_.data() == nullptr) {
+    const uint64_t block = pinned ? host->offsetOf(to) : HostMemory::get().allocate(bytes);
+    const uint64_t sequence = post(Kind::kCopyOut, {from, bytes, block});
+    traffic_.bytes_out += bytes;
+    if (pinned) {
+      host->usedBy(to, options_.session, sequence);
+      if (!non_blocking) synchronize();
+      return;
+    }
+    synchronize();
+    std::memcpy(to, HostMemory::get().at(block), bytes);
+    HostMemory::get().release(block);
+    traffic_.bytes_copied += bytes;
+    return;
+  }
+  const Payload place = request(Kind::kLocate, {from, bytes});
+  const memory::SharedMemory* region = nullptr;
+  if (place.size() == 2) region = place[0] == 0 ? &arena_ : nullptr;
+  const bool in_host = place.size() == 2 && place[0] == 1 && host != nullptr;
+  const uint64_t limit = in_host ? host->bytes() : region != nullptr ? region->bytes() : 0;
+  if (place.size() != 2 || place[1] > limit || bytes > limit - place[1]) {
+    raiseLost("it named memory that does not exist");
+  }
+  const std::byte* data = in_host ? host->at(place[1]) : region->data() + place[1];
+  std::memcpy(to, data, bytes);
+  traffic_.bytes_out += bytes;
+  traffic_.bytes_copied += bytes;
+}
+
+// --- state ----------------------------------------------------------------------------------------
+
+MemoryUse Stream::memoryUse() {
+  const Lock held = lock();
+  return memory_;
+}
+
+void Stream::resetPeak() {
+  const Lock held = lock();
+  memory_.peak_bytes = memory_.allocated_bytes;
+}
+
+Traffic Stream::traffic() {
+  const Lock held = lock();
+  return traffic_;
+}
+
+}  // namespace shoal::client

@@ -1,0 +1,125 @@
+#include "client/tensor.h"
+
+#include <c10/core/TensorImpl.h>
+
+#include <algorithm>
+
+#include "client/devices.h"
+#include "client/infer.h"
+
+namespace shoal::client {
+namespace {
+
+void releaseAddress(void* context) {
+  const auto address = reinterpret_cast<wire::Address>(context);
+  if (address == 0) return;
+  if (Stream* stream = Devices::get().bySession(wire::sessionOf(address))) stream->release(address);
+}
+
+c10::DataPtr makePointer(wire::Address address, c10::Device device) {
+  void* data = reinterpret_cast<void*>(address);
+  return {data, data, &releaseAddress, device};
+}
+
+class Allocator final : public c10::DeviceAllocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    const c10::Device device(c10::DeviceType::PrivateUse1, Devices::current());
+    if (bytes == 0 || Inference::active()) return makePointer(0, device);
+    return makePointer(Devices::get().stream(device.index()).mint(bytes), device);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &releaseAddress; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    Stream& stream = Devices::get().owner(reinterpret_cast<wire::Address>(to));
+    const auto target = reinterpret_cast<wire::Address>(to);
+    const auto held = stream.lock();
+    stream.ensureBound(target - target % wire::kSlotBytes, held);
+    stream.post(wire::Kind::kCopyWithin, {target, reinterpret_cast<wire::Address>(from), bytes},
+                held);
+  }
+
+  bool initialized() override { return Devices::get().attached(); }
+  void emptyCache(c10::MempoolId_t) override {
+    for (c10::DeviceIndex i = 0; i < Devices::get().count(); ++i) {
+      Devices::get().stream(i).post(wire::Kind::kTrim, {});
+    }
+  }
+  void recordStream(const c10::DataPtr&, c10::Stream) override {
+    // Frees travel in the stream behind the uses: nothing to record.
+  }
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex index) override;
+  void resetAccumulatedStats(c10::DeviceIndex) override {}
+  void resetPeakStats(c10::DeviceIndex index) override { Devices::get().stream(index).resetPeak(); }
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex index) override {
+    const MemoryUse use = Devices::get().stream(index).memoryUse();
+    return {use.limit_bytes - use.allocated_bytes, use.limit_bytes};
+  }
+};
+
+c10::CachingDeviceAllocator::DeviceStats Allocator::getDeviceStats(c10::DeviceIndex index) {
+  Stream& stream = Devices::get().stream(index);
+  const MemoryUse use = stream.memoryUse();
+  const auto worker = stream.request(wire::Kind::kStats, {});
+  c10::CachingDeviceAllocator::DeviceStats stats;
+  const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto set = [all](c10::CachingAllocator::StatArray& stat, uint64_t now, uint64_t peak) {
+    stat[all].current = static_cast<int64_t>(now);
+    stat[all].peak = static_cast<int64_t>(peak);
+  };
+  set(stats.allocated_bytes, use.allocated_bytes, use.peak_bytes);
+  set(stats.requested_bytes, use.allocated_bytes, use.peak_bytes);
+  set(stats.active_bytes, use.allocated_bytes, use.peak_bytes);
+  set(stats.allocation, use.allocations - use.frees, use.allocations);
+  set(stats.active, use.allocations - use.frees, use.allocations);
+  const uint64_t reserved = worker.size() > 1 ? std::max(worker[1], use.allocated_bytes) : 0;
+  set(stats.reserved_bytes, reserved, std::max(reserved, use.peak_bytes));
+  stats.allocated_bytes[all].allocated = static_cast<int64_t>(use.peak_bytes);
+  return stats;
+}
+
+Allocator g_allocator;
+
+}  // namespace
+
+c10::DeviceAllocator* allocator() { return &g_allocator; }
+
+Stream& streamOf(const at::Tensor& tensor) {
+  const wire::Address base = baseOf(tensor);
+  return base == 0 ? Devices::get().stream(tensor.device().index()) : Devices::get().owner(base);
+}
+
+c10::Storage makeStorage(wire::Address address, uint64_t bytes, c10::Device device) {
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), bytes, makePointer(address, device), &g_allocator,
+      /*resizable=*/true));
+}
+
+at::Tensor makeTensor(wire::Address address, const OutputMeta& meta, c10::Device device) {
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      makeStorage(address, meta.bytes, device), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+      c10::scalarTypeToTypeMeta(meta.dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(meta.sizes, meta.strides);
+  return tensor;
+}
+
+void resizeStorage(const c10::Storage& storage, uint64_t bytes) {
+  auto* impl = storage.unsafeGetStorageImpl();
+  const auto old = reinterpret_cast<wire::Address>(impl->mutable_data());
+  const uint64_t keep = std::min<uint64_t>(impl->nbytes(), bytes);
+  const c10::Device device = impl->device();
+  wire::Address address = 0;
+  if (bytes > 0 && !Inference::active()) {
+    Stream& stream = old != 0 ? Devices::get().owner(old) : Devices::get().stream(device.index());
+    const auto held = stream.lock();
+    address = stream.mint(bytes, held);
+    if (old != 0 && keep > 0) {
+      stream.ensureBound(old, held);
+      stream.ensureBound(address, held);
+      stream.post(wire::Kind::kCopyWithin, {address, old, keep}, held);
+    }
+  }
+  impl->set_data_ptr_noswap(makePointer(address, device));
+  impl->set_nbytes(bytes);
+}
+
+}  // namespace shoal::client

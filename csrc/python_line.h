@@ -1,0 +1,13 @@
+// Finds the user's own Python line that runs now, without taking the GIL: it only reads the frames of
+// the calling thread, which cannot move while that thread is in here.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace shoal {
+
+uint64_t currentPythonLine();  // a token; 0 where there is no Python frame
+std::string describePythonLine(uint64_t token);
+
+}  // namespace shoal

@@ -1,0 +1,158 @@
+#include "transport/ring.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "wire/message.h"
+
+namespace shoal::transport {
+namespace {
+
+constexpr int64_t kSliceMs = 50;  // how long one sleep lasts before liveness is checked again
+
+void cpuRelax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Sleeps while the low half of `word` still equals `expected`.
+void futexWait(std::atomic<uint64_t>* word, uint32_t expected, int64_t timeout_ms) {
+  const timespec limit{timeout_ms / 1000, (timeout_ms % 1000) * 1000000};
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT, expected, &limit, nullptr, 0);
+}
+
+void futexWake(std::atomic<uint64_t>* word) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE, 1, nullptr, nullptr, 0);
+}
+
+}  // namespace
+
+int64_t nowNs() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
+RingProducer::RingProducer(std::byte* region, size_t capacity, Liveness liveness)
+    : control_(reinterpret_cast<RingControl*>(region)),
+      data_(region + sizeof(RingControl)),
+      capacity_(capacity),
+      liveness_(std::move(liveness)) {}
+
+uint64_t* RingProducer::reserve(size_t bytes) {
+  const size_t at = tail_ % capacity_;
+  const size_t to_end = capacity_ - at;
+  if (bytes <= to_end) {
+    if (tail_ + bytes > seen_head_ + capacity_) waitForRoom(tail_ + bytes);
+    return reinterpret_cast<uint64_t*>(data_ + at);
+  }
+  // Messages never wrap: the rest of the ring becomes padding.
+  waitForRoom(tail_ + to_end + bytes);
+  auto* pad = reinterpret_cast<uint64_t*>(data_ + at);
+  *pad = wire::headerWord(wire::Kind::kPad, static_cast<uint32_t>(to_end), 0);
+  tail_ += to_end;
+  return reinterpret_cast<uint64_t*>(data_);
+}
+
+void RingProducer::commit(size_t bytes) {
+  tail_ += bytes;
+  control_->tail.store(tail_, std::memory_order_release);
+  // The consumer announces its sleep and then looks at the tail; we publish the tail and then look
+  // for a sleeper. The fence makes one of the two see the other.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (control_->consumer_sleeps.load(std::memory_order_relaxed) != 0) {
+    control_->consumer_sleeps.store(0, std::memory_order_relaxed);
+    futexWake(&control_->tail);
+  }
+}
+
+void RingProducer::waitForRoom(uint64_t needed_tail) {
+  int64_t spin_until = 0;
+  while (true) {
+    seen_head_ = control_->head.load(std::memory_order_acquire);
+    if (needed_tail <= seen_head_ + capacity_) return;
+    const int64_t now = nowNs();
+    if (spin_until == 0) spin_until = now + 50000;
+    if (now < spin_until) {
+      cpuRelax();
+      continue;
+    }
+    control_->producer_sleeps.store(1, std::memory_order_seq_cst);
+    const uint64_t head = control_->head.load(std::memory_order_seq_cst);
+    if (needed_tail > head + capacity_) {
+      futexWait(&control_->head, static_cast<uint32_t>(head), kSliceMs);
+    }
+    control_->producer_sleeps.store(0, std::memory_order_relaxed);
+    liveness_();
+  }
+}
+
+RingConsumer::RingConsumer(std::byte* region, size_t capacity, size_t message_bytes_max,
+                           Liveness liveness)
+    : control_(reinterpret_cast<RingControl*>(region)),
+      data_(region + sizeof(RingControl)),
+      capacity_(capacity),
+      message_bytes_max_(message_bytes_max),
+      liveness_(std::move(liveness)) {}
+
+bool RingConsumer::poll(std::vector<uint64_t>& message) {
+  while (true) {
+    const uint64_t available = control_->tail.load(std::memory_order_acquire) - head_;
+    if (available == 0) return false;
+    if (available > capacity_ || available % 8 != 0) {
+      throw std::length_error("the ring's tail is out of range");
+    }
+    const size_t at = head_ % capacity_;
+    uint64_t header;
+    std::memcpy(&header, data_ + at, sizeof header);
+    const size_t bytes = wire::headerBytes(header);
+    const bool pad = wire::headerKind(header) == static_cast<uint16_t>(wire::Kind::kPad);
+    if (bytes < 8 || bytes % 8 != 0 || bytes > available || bytes > capacity_ - at ||
+        (!pad && bytes > message_bytes_max_)) {
+      throw std::length_error("a message of " + std::to_string(bytes) + " bytes is out of range");
+    }
+    if (!pad) {
+      message.resize(bytes / 8);
+      std::memcpy(message.data(), data_ + at, bytes);
+      message[0] = header;  // the copy that was checked
+    }
+    head_ += bytes;
+    control_->head.store(head_, std::memory_order_release);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (control_->producer_sleeps.load(std::memory_order_relaxed) != 0) {
+      futexWake(&control_->head);
+    }
+    if (!pad) return true;
+  }
+}
+
+bool RingConsumer::wait(int64_t spin_us, int64_t timeout_ms) {
+  const auto ready = [this] { return control_->tail.load(std::memory_order_acquire) != head_; };
+  const int64_t start = nowNs();
+  while (nowNs() - start < spin_us * 1000) {
+    for (int i = 0; i < 32; ++i) {
+      if (ready()) return true;
+      cpuRelax();
+    }
+  }
+  while (!ready()) {
+    if (nowNs() - start > timeout_ms * 1000000) return false;
+    control_->consumer_sleeps.store(1, std::memory_order_seq_cst);
+    const uint64_t tail = control_->tail.load(std::memory_order_seq_cst);
+    if (tail == head_) futexWait(&control_->tail, static_cast<uint32_t>(tail), kSliceMs);
+    control_->consumer_sleeps.store(0, std::memory_order_relaxed);
+    if (!ready()) liveness_();
+  }
+  return true;
+}
+
+}  // namespace shoal::transport

@@ -1,0 +1,77 @@
+// A ring of messages in shared memory: one producer process, one consumer process. The side that
+// runs dry spins for a moment, then sleeps on a futex; the other wakes it only if it sleeps.
+//
+// Neither side trusts the other's numbers: positions are kept privately, and what is read from
+// shared memory is copied before it is looked at, so it cannot change under the reader.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <stdexcept>
+#include <vector>
+
+namespace shoal::transport {
+
+// The other side is gone. `what()` says how that was noticed.
+class PeerLost : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Lives in shared memory; zero-initialised.
+struct RingControl {
+  alignas(64) std::atomic<uint64_t> tail;  // bytes ever published by the producer
+  alignas(64) std::atomic<uint64_t> head;  // bytes ever released by the consumer
+  alignas(64) std::atomic<uint32_t> consumer_sleeps;
+  alignas(64) std::atomic<uint32_t> producer_sleeps;
+};
+static_assert(sizeof(RingControl) == 256);
+
+inline size_t ringRegionBytes(size_t capacity) { return sizeof(RingControl) + capacity; }
+
+// Called every 50 ms of a sleep. It may throw PeerLost; otherwise the wait goes on.
+using Liveness = std::function<void()>;
+
+class RingProducer {
+ public:
+  RingProducer(std::byte* region, size_t capacity, Liveness liveness);
+  // Contiguous room for a message of at most `bytes` (a multiple of 8), waiting for it if need be.
+  uint64_t* reserve(size_t bytes);
+  // Publishes `bytes` of what was reserved.
+  void commit(size_t bytes);
+
+ private:
+  void waitForRoom(uint64_t needed_tail);
+
+  RingControl* control_;
+  std::byte* data_;
+  size_t capacity_;
+  uint64_t tail_ = 0;
+  uint64_t seen_head_ = 0;
+  Liveness liveness_;
+};
+
+class RingConsumer {
+ public:
+  RingConsumer(std::byte* region, size_t capacity, size_t message_bytes_max, Liveness liveness);
+  // Copies the next message into `message` (whole words) and returns true; false if there is none.
+  // Throws std::length_error if the producer's numbers make no sense.
+  bool poll(std::vector<uint64_t>& message);
+  // Waits until a message may be there, at most `spin_us` awake, then asleep until `timeout_ms`.
+  // Returns false on time-out.
+  bool wait(int64_t spin_us, int64_t timeout_ms);
+
+ private:
+  RingControl* control_;
+  const std::byte* data_;
+  size_t capacity_;
+  size_t message_bytes_max_;
+  uint64_t head_ = 0;
+  Liveness liveness_;
+};
+
+int64_t nowNs();
+
+}  // namespace shoal::transport

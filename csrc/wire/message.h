@@ -1,0 +1,124 @@
+// The messages of an op stream. A message is a whole number of 64-bit words:
+//
+//   word 0   bytes (32) | kind (16) | flags (16)      bytes counts word 0 too
+//   word 1…  as listed beside each kind
+//
+// Messages are numbered from 1 by position on both sides; the number is the call's sequence number.
+#pragma once
+
+#include <cstdint>
+
+namespace shoal::wire {
+
+enum class Kind : uint16_t {
+  kPad = 0,            // fills the end of a ring; has no sequence number
+  kPrepare = 1,        // id|name_bytes, template_words|output_words, name, template, outputs
+  kCall = 2,           // id|output_count, immediates, output addresses
+  kBind = 3,           // count, addresses: names the outputs of the last learning call
+  kAllocate = 4,       // address, bytes
+  kFree = 5,           // address
+  kAdopt = 6,          // address, bytes, host offset: the client's shared block becomes the segment
+  kWrite = 7,          // address, bytes, data
+  kCopyIn = 8,         // address, bytes, host offset
+  kCopyOut = 9,        // address, bytes, host offset
+  kCopyWithin = 10,    // destination, source, bytes
+  kRead = 11,          // address, bytes                  -> data
+  kLocate = 12,        // address, bytes                  -> offset in the device arena
+  kSeed = 13,          // generator, seed
+  kGeneratorGet = 14,  // generator                       -> state
+  kGeneratorSet = 15,  // generator, bytes, state
+  kGeneratorDrop = 16, // generator
+  kEventRecord = 17,   // event
+  kEventElapsed = 18,  // start event, end event          -> milliseconds (double)
+  kEventDrop = 19,     // event
+  kSync = 20,          //                                 -> nothing
+  kStats = 21,         //                                 -> counters
+  kForget = 22,        // drops all prepared calls
+  kBackward = 23,      // graph, gradient count, addresses -> like a learning call
+  kGraphDrop = 24,     // graph
+  kTrim = 25,          // gives cached memory back to the system
+  kLast = kTrim,
+};
+
+// Flags of kCall.
+inline constexpr uint16_t kFlagLearn = 1;   // reply with the outputs' metadata; kBind follows
+inline constexpr uint16_t kFlagRecord = 2;  // with kFlagLearn: keep the autograd graph, word last
+
+enum class ErrorKind : uint16_t {
+  kNone = 0,
+  kRuntime = 1,
+  kIndex = 2,
+  kValue = 3,
+  kType = 4,
+  kNotImplemented = 5,
+  kOutOfMemory = 6,
+  kLinAlg = 7,
+  kProtocol = 8,   // the client broke the protocol: a bug, or an attack
+  kPoisoned = 9,   // the value was to be made by a call that failed before
+};
+
+inline constexpr uint64_t headerWord(Kind kind, uint32_t bytes, uint16_t flags) {
+  return uint64_t{bytes} | (uint64_t{static_cast<uint16_t>(kind)} << 32) | (uint64_t{flags} << 48);
+}
+inline constexpr uint32_t headerBytes(uint64_t word) { return static_cast<uint32_t>(word); }
+inline constexpr uint16_t headerKind(uint64_t word) { return static_cast<uint16_t>(word >> 32); }
+inline constexpr uint16_t headerFlags(uint64_t word) { return static_cast<uint16_t>(word >> 48); }
+
+inline constexpr uint64_t pair(uint32_t low, uint32_t high) {
+  return uint64_t{low} | (uint64_t{high} << 32);
+}
+inline constexpr uint32_t low(uint64_t word) { return static_cast<uint32_t>(word); }
+inline constexpr uint32_t high(uint64_t word) { return static_cast<uint32_t>(word >> 32); }
+
+// A reply: word 0 as above with kind = the request's kind and flags = ErrorKind; word 1 = the
+// request's sequence number; then the payload. An error's payload: failed call's number, text bytes,
+// operator name bytes, text, name.
+
+// Tags of a call's template: what a prepared call says about each argument. The template is also the
+// key of the client's call cache, so it holds everything that decides the outputs' metadata and
+// nothing else. What is left out travels with each call as an immediate.
+enum class Tag : uint8_t {
+  kNone = 0,
+  kUndefined = 1,   // an undefined tensor
+  kTensor = 2,      // a=dtype b=dims c=flags; sizes, strides       immediate: address
+  kHostScalar = 3,  // a=dtype c=flags                              immediate: 2 words of value
+  kInt = 4,         // value
+  kIntFree = 5,     //                                              immediate: value
+  kFloat = 6,       //                                              immediate: value
+  kFloatKeyed = 7,  // value
+  kComplex = 8,     //                                              immediate: real, imaginary
+  kBool = 9,        // a=value
+  kString = 10,     // n=bytes; text
+  kList = 11,       // n=items; items
+  kDevice = 12,     // the session's own device
+  kGenerator = 13,  //                                              immediate: generator
+  kLast = kGenerator,
+};
+
+// Flags of kTensor and kHostScalar.
+inline constexpr uint8_t kTensorConj = 1;
+inline constexpr uint8_t kTensorNeg = 2;
+inline constexpr uint8_t kTensorWrapped = 4;    // a Python number in a tensor's clothes
+inline constexpr uint8_t kTensorRequiresGrad = 8;
+
+inline constexpr uint64_t tagWord(Tag tag, uint8_t a = 0, uint8_t b = 0, uint8_t c = 0,
+                                  uint32_t n = 0) {
+  return uint64_t{static_cast<uint8_t>(tag)} | (uint64_t{a} << 8) | (uint64_t{b} << 16) |
+         (uint64_t{c} << 24) | (uint64_t{n} << 32);
+}
+inline constexpr uint8_t tagOf(uint64_t word) { return static_cast<uint8_t>(word); }
+inline constexpr uint8_t tagA(uint64_t word) { return static_cast<uint8_t>(word >> 8); }
+inline constexpr uint8_t tagB(uint64_t word) { return static_cast<uint8_t>(word >> 16); }
+inline constexpr uint8_t tagC(uint64_t word) { return static_cast<uint8_t>(word >> 24); }
+
+// What a prepared call (or the reply to a learning call) says about each flattened output.
+enum class OutputKind : uint8_t {
+  kFresh = 0,      // a=dtype b=dims; sizes, strides: a new dense storage from offset 0
+  kUndefined = 1,  //
+  kArgument = 2,   // n=argument: the mutated argument itself
+  kScalar = 3,     // an IValue that is no tensor: a Tag word and its value words
+  kList = 4,       // n=items: the outputs that follow form a list
+  kResized = 5,    // n=argument a=dtype b=dims; sizes, strides: an `out=` that was resized
+};
+
+}  // namespace shoal::wire

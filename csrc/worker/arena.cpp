@@ -1,0 +1,110 @@
+#include "worker/arena.h"
+
+#include <c10/util/Exception.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace shoal::worker {
+namespace {
+
+constexpr size_t kPopulateStep = size_t{8} << 20;
+constexpr size_t kPopulateAhead = size_t{32} << 20;
+
+Arena* g_arena = nullptr;  // one per worker process: torch's deleters carry no context of ours
+
+}  // namespace
+
+Arena::Arena(memory::SharedMemory region, std::string device_name)
+    : region_(std::move(region)), device_name_(std::move(device_name)), blocks_(region_.bytes()) {
+  g_arena = this;
+  populator_ = std::thread([this] {
+    prctl(PR_SET_NAME, "shoal-populate");
+    populateAhead();
+  });
+}
+
+Arena::~Arena() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  populator_.join();
+  g_arena = nullptr;
+}
+
+c10::DataPtr Arena::allocate(size_t bytes) {
+  const c10::Device cpu(c10::DeviceType::CPU);
+  if (bytes == 0) return {nullptr, nullptr, &release, cpu};
+  std::optional<size_t> offset;
+  bool behind;
+  {
+    std::lock_guard lock(mutex_);
+    offset = blocks_.allocate(bytes);
+    behind = blocks_.highWater() + kPopulateAhead > populated_;
+  }
+  if (!offset) outOfMemory(bytes);
+  if (behind) wake_.notify_one();
+  void* data = region_.data() + *offset;
+  return {data, data, &release, cpu};
+}
+
+void Arena::release(void* context) {
+  if (context == nullptr || g_arena == nullptr) return;
+  std::lock_guard lock(g_arena->mutex_);
+  g_arena->blocks_.release(
+      static_cast<size_t>(static_cast<std::byte*>(context) - g_arena->region_.data()));
+}
+
+c10::DeleterFnPtr Arena::raw_deleter() const { return &release; }
+
+void Arena::copy_data(void* to, const void* from, std::size_t bytes) const {
+  std::memcpy(to, from, bytes);
+}
+
+void Arena::outOfMemory(size_t bytes) const {
+  std::lock_guard lock(mutex_);
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "shoal device ", device_name_, " is out of memory: ",
+                   bytes, " bytes were asked for, ", blocks_.usedBytes(), " of ",
+                   blocks_.capacity(), " bytes are in use, the largest free block has ",
+                   blocks_.largestFree(), " bytes. Free tensors, use a smaller batch, or lease a ",
+                   "device with more memory.");
+}
+
+void Arena::populateAhead() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    const size_t goal = std::min(blocks_.highWater() + kPopulateAhead, blocks_.capacity());
+    if (stopping_) return;
+    if (populated_ >= goal) {
+      wake_.wait(lock);
+      continue;
+    }
+    const size_t from = populated_;
+    const size_t bytes = std::min(kPopulateStep, blocks_.capacity() - from);
+    populated_ = from + bytes;
+    lock.unlock();
+    region_.populate(from, bytes);
+    lock.lock();
+  }
+}
+
+size_t Arena::usedBytes() const {
+  std::lock_guard lock(mutex_);
+  return blocks_.usedBytes();
+}
+
+size_t Arena::reservedBytes() const {
+  std::lock_guard lock(mutex_);
+  return populated_;
+}
+
+void Arena::trim() {
+  std::lock_guard lock(mutex_);
+  for (const auto& [offset, bytes] : blocks_.freeRanges()) region_.discard(offset, bytes);
+  populated_ = std::min(populated_, blocks_.highWater());
+}
+
+}  // namespace shoal::worker

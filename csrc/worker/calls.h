@@ -1,0 +1,100 @@
+// Prepared calls and their execution: builds the arguments of a call from its template and its
+// immediates, runs the operator, and binds what it returns to the client's addresses.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
+
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <unordered_map>
+#include <vector>
+
+#include "worker/device.h"
+#include "worker/prepared.h"
+#include "worker/segments.h"
+
+namespace shoal::worker {
+
+// A value was asked for that a failed call was to make.
+class PoisonedError : public std::runtime_error {
+ public:
+  explicit PoisonedError(std::shared_ptr<const Failure> cause)
+      : std::runtime_error(cause->text), cause_(std::move(cause)) {}
+  const std::shared_ptr<const Failure>& cause() const { return cause_; }
+
+ private:
+  std::shared_ptr<const Failure> cause_;
+};
+
+class Calls {
+ public:
+  Calls(c10::Device device, double speed, Segments& segments, Generators& generators)
+      : device_(device), speed_(speed), segments_(segments), generators_(generators) {}
+
+  void prepare(wire::Reader& reader, uint64_t sequence);
+  void forget() { prepared_.clear(); }
+  // Runs a call. A learning call returns what its reply says of the outputs. On failure the outputs
+  // are poisoned and the failure is thrown on.
+  std::optional<std::vector<uint64_t>> call(uint16_t flags, wire::Reader& reader, uint64_t sequence);
+  void bindLearned(wire::Reader& reader);
+  void backward(wire::Reader& reader, uint64_t sequence);
+  void dropGraph(uint64_t graph) { graphs_.erase(graph); }
+
+  // Name of the operator that ran last, for messages.
+  const std::string& operatorName() const { return operator_name_; }
+  uint64_t count() const { return count_; }
+  int64_t busyNs() const { return busy_ns_; }
+
+ private:
+  struct Entry {  // a prepared call, or why there is none
+    std::optional<PreparedCall> call;
+    std::shared_ptr<const Failure> failure;
+  };
+  struct Graph {  // a recorded call that waits for its backward
+    std::vector<at::Tensor> leaves;
+    std::vector<at::Tensor> outputs;
+  };
+  struct Run {  // one call while it runs
+    torch::jit::Stack stack;
+    std::vector<at::Tensor> leaves;
+    std::shared_ptr<const Failure> poison;
+    const uint64_t* immediates = nullptr;
+    bool record = false;
+  };
+
+  std::optional<std::vector<uint64_t>> run(const PreparedCall& prepared, Run& run, uint64_t graph,
+                                           bool learn, const uint64_t* addresses, size_t count);
+  c10::IValue build(const Argument& argument, Run& run);
+  c10::IValue buildList(const Argument& argument, Run& run);
+  at::Tensor buildTensor(const Shape& shape, Run& run);
+  at::Tensor tensorAt(wire::Address address, const Shape& shape,
+                      std::shared_ptr<const Failure>& poison);
+  void invoke(const PreparedCall& prepared, Run& run);
+  void throttle(int64_t took_ns);
+  void bindOutputs(const PreparedCall& prepared, const torch::jit::Stack& results,
+                   const uint64_t* addresses);
+  void bindOutput(const Shape& shape, const at::Tensor& value, wire::Address address);
+  void poison(const uint64_t* addresses, size_t count,
+              const std::shared_ptr<const Failure>& failure);
+  std::vector<uint64_t> learn(const PreparedCall& prepared, const torch::jit::Stack& results,
+                              const torch::jit::Stack& arguments, const std::vector<Shape>& before);
+  void learnTensor(const at::Tensor& value, const torch::jit::Stack& arguments,
+                   const PreparedCall& prepared, std::vector<uint64_t>& payload);
+  void keepGraph(uint64_t graph, Run& run);
+
+  c10::Device device_;
+  double speed_;
+  Segments& segments_;
+  Generators& generators_;
+  std::unordered_map<uint32_t, Entry> prepared_;
+  std::unordered_map<uint64_t, Graph> graphs_;
+  std::vector<at::Tensor> learned_;  // outputs of the last learning call, until kBind names them
+  std::string operator_name_;
+  uint64_t count_ = 0;
+  int64_t busy_ns_ = 0;
+  int64_t owed_ns_ = 0;  // time that a slower device would still have taken
+};
+
+}  // namespace shoal::worker

@@ -1,0 +1,119 @@
+#include "worker/device.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/Functions.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <cstring>
+
+#include "transport/ring.h"
+#include "wire/limits.h"
+#include "wire/reader.h"
+
+namespace shoal::worker {
+namespace {
+
+at::Tensor blob(const void* data, uint64_t bytes, c10::Device device) {
+  return at::from_blob(const_cast<void*>(data), {static_cast<int64_t>(bytes)},
+                       at::TensorOptions().dtype(at::kByte).device(device));
+}
+
+}  // namespace
+
+c10::Storage DeviceMemory::allocate(uint64_t bytes) const {
+  auto* allocator = c10::GetAllocator(device_.type());
+  return c10::Storage(c10::Storage::use_byte_size_t(), bytes, allocator->allocate(bytes), allocator,
+                      /*resizable=*/true);
+}
+
+void DeviceMemory::copyIn(void* device_data, const void* host, uint64_t bytes) const {
+  if (bytes == 0) return;
+  if (isHost()) {
+    std::memcpy(device_data, host, bytes);
+  } else {
+    blob(device_data, bytes, device_).copy_(blob(host, bytes, at::kCPU));
+  }
+}
+
+void DeviceMemory::copyOut(void* host, const void* device_data, uint64_t bytes) const {
+  if (bytes == 0) return;
+  if (isHost()) {
+    std::memcpy(host, device_data, bytes);
+  } else {
+    blob(host, bytes, at::kCPU).copy_(blob(device_data, bytes, device_));
+  }
+}
+
+void DeviceMemory::copyWithin(void* to, const void* from, uint64_t bytes) const {
+  if (bytes == 0) return;
+  if (isHost()) {
+    std::memmove(to, from, bytes);
+  } else {
+    blob(to, bytes, device_).copy_(blob(from, bytes, device_));
+  }
+}
+
+void DeviceMemory::synchronize() const {
+  if (!isHost()) {
+    c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
+  }
+}
+
+void DeviceMemory::emptyCache() const {
+  if (!isHost()) c10::getDeviceAllocator(device_.type())->emptyCache();
+}
+
+void Events::record(uint64_t event) {
+  if (host_ns_.size() + device_events_.size() >= wire::kEventsMax) {
+    throw wire::ProtocolError("too many events are alive");
+  }
+  if (device_.is_cpu()) {
+    host_ns_[event] = transport::nowNs();
+    return;
+  }
+  const c10::impl::VirtualGuardImpl guard(device_.type());
+  c10::Event recorded(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
+  recorded.record(guard.getStream(device_));
+  device_events_.erase(event);
+  device_events_.emplace(event, std::move(recorded));
+}
+
+double Events::elapsedMs(uint64_t start, uint64_t end) {
+  if (device_.is_cpu()) {
+    const auto from = host_ns_.find(start);
+    const auto to = host_ns_.find(end);
+    TORCH_CHECK(from != host_ns_.end() && to != host_ns_.end(),
+                "both events must be recorded before the time between them is asked for");
+    return static_cast<double>(to->second - from->second) / 1e6;
+  }
+  const auto from = device_events_.find(start);
+  const auto to = device_events_.find(end);
+  TORCH_CHECK(from != device_events_.end() && to != device_events_.end(),
+              "both events must be recorded before the time between them is asked for");
+  to->second.synchronize();
+  return from->second.elapsedTime(to->second);
+}
+
+void Events::drop(uint64_t event) {
+  host_ns_.erase(event);
+  device_events_.erase(event);
+}
+
+at::Generator& Generators::get(uint64_t number) {
+  auto found = made_.find(number);
+  if (found != made_.end()) return found->second;
+  if (made_.size() >= wire::kGeneratorsMax) throw wire::ProtocolError("too many generators");
+  at::Generator generator;
+  if (device_.is_cpu()) {
+    generator = number == 0 ? at::detail::getDefaultCPUGenerator() : at::detail::createCPUGenerator();
+  } else {
+    const auto& hooks = at::globalContext().getAcceleratorHooksInterface(device_.type());
+    generator = number == 0 ? hooks.getDefaultGenerator(device_.index())
+                            : hooks.getNewGenerator(device_.index());
+  }
+  return made_.emplace(number, std::move(generator)).first->second;
+}
+
+}  // namespace shoal::worker

@@ -1,0 +1,76 @@
+// Runs the messages of one op stream, in order, on one device. Nothing a message says is used before
+// it was checked; what fails is kept as a Failure and told at the next reply.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "memory/shared_memory.h"
+#include "worker/arena.h"
+#include "worker/calls.h"
+#include "worker/device.h"
+#include "worker/segments.h"
+
+namespace shoal::worker {
+
+// Where replies go. One per transport.
+class ReplySink {
+ public:
+  virtual ~ReplySink() = default;
+  virtual void send(wire::Kind kind, wire::ErrorKind error, uint64_t sequence,
+                    const std::vector<uint64_t>& payload) = 0;
+};
+
+struct ExecutorOptions {
+  uint32_t session = 1;
+  c10::Device device{c10::DeviceType::CPU};
+  double speed = 1.0;  // below 1, calls take 1/speed of their time: an unequal device to test with
+};
+
+class Executor {
+ public:
+  // `host` is the region that the client allocates pinned memory and staging blocks from; `arena` is
+  // the CPU device's memory, null on accelerators.
+  Executor(ExecutorOptions options, const memory::SharedMemory& host, Arena* arena,
+           ReplySink& replies);
+
+  // Runs one message. Throws only if replying fails.
+  void handle(const std::vector<uint64_t>& message, uint64_t sequence);
+
+ private:
+  void dispatch(wire::Kind kind, uint16_t flags, wire::Reader& reader);
+  void allocate(wire::Reader& reader);
+  void adopt(wire::Reader& reader);
+  void write(wire::Reader& reader);
+  void copyHost(wire::Reader& reader, bool into_device);
+  void copyWithin(wire::Reader& reader);
+  void read(wire::Reader& reader);
+  void locate(wire::Reader& reader);
+  void generatorGet(wire::Reader& reader);
+  void generatorSet(wire::Reader& reader);
+  void stats();
+  std::byte* hostRange(uint64_t offset, uint64_t bytes) const;
+  std::byte* deviceRange(wire::Address address, uint64_t bytes);
+
+  void fail(std::exception_ptr error, bool reply_now);
+  void reply(const std::vector<uint64_t>& payload);
+  void replyFailure(const Failure& failure);
+
+  const memory::SharedMemory& host_;
+  Arena* arena_;
+  ReplySink& replies_;
+  DeviceMemory memory_;
+  Events events_;
+  Generators generators_;
+  Segments segments_;
+  Calls calls_;
+  std::shared_ptr<const Failure> pending_;  // the first failure that the client was not told of
+
+  wire::Kind kind_ = wire::Kind::kPad;  // of the message that runs now
+  uint64_t sequence_ = 0;
+  bool replied_ = false;
+  uint64_t bytes_in_ = 0;
+  uint64_t bytes_out_ = 0;
+};
+
+}  // namespace shoal::worker

@@ -1,0 +1,289 @@
+#include "worker/prepared.h"
+
+#include <ATen/core/jit_type.h>
+#include <c10/core/ScalarType.h>
+
+#include <array>
+
+#include "wire/layout.h"
+#include "wire/limits.h"
+
+namespace shoal::worker {
+namespace {
+
+using wire::ProtocolError;
+using wire::Reader;
+using wire::Tag;
+
+// Operators of these namespaces compute on tensors and nothing else, except for those below.
+constexpr std::array kNamespaces = {"aten", "prims", "torchvision", "quantized", "_quantized",
+                                    "mkldnn", "onednn", "sparse", "shoal"};
+// Operators that open files, print, test torch itself, or take memory that is not theirs.
+constexpr std::array kRefused = {
+    "aten::from_file",       "aten::_print",          "aten::set_data",      "aten::set_",
+    "aten::set",             "aten::record_stream",   "aten::_pin_memory",   "aten::pin_memory",
+    "aten::_record_function_enter", "aten::_record_function_enter_new", "aten::_record_function_exit",
+    "aten::_share_memory",   "aten::_import_from_c",  "aten::save",          "aten::load",
+    "aten::_assert_async",   "aten::resize_",         "aten::_resize_output_",
+    "aten::_nested_view_from_buffer"};
+
+c10::ScalarType parseDtype(uint8_t value) {
+  if (value >= static_cast<uint8_t>(c10::ScalarType::Undefined)) {
+    throw ProtocolError("dtype " + std::to_string(value) + " does not exist");
+  }
+  const auto dtype = static_cast<c10::ScalarType>(value);
+  if (c10::isQIntType(dtype)) throw ProtocolError("quantized tensors cannot be sent");
+  return dtype;
+}
+
+bool isOptional(const c10::TypePtr& type) { return type->kind() == c10::TypeKind::OptionalType; }
+
+c10::TypePtr unwrapOptional(const c10::TypePtr& type) {
+  return isOptional(type) ? type->castRaw<c10::OptionalType>()->getElementType() : type;
+}
+
+// Whether a value with this tag may stand where the schema wants `type`.
+bool matches(Tag tag, const c10::TypePtr& type) {
+  using K = c10::TypeKind;
+  if (isOptional(type)) {
+    return tag == Tag::kNone || matches(tag, unwrapOptional(type)) ||
+           (tag == Tag::kUndefined && unwrapOptional(type)->kind() == K::TensorType);
+  }
+  switch (type->kind()) {
+    case K::TensorType:
+      return tag == Tag::kTensor || tag == Tag::kUndefined || tag == Tag::kHostScalar;
+    case K::IntType:
+    case K::SymIntType:
+    case K::ScalarTypeType:
+    case K::LayoutType:
+    case K::MemoryFormatType:
+      return tag == Tag::kInt;
+    case K::FloatType:
+    case K::SymFloatType:
+      return tag == Tag::kFloat || tag == Tag::kFloatKeyed;
+    case K::ComplexType:
+      return tag == Tag::kComplex;
+    case K::BoolType:
+    case K::SymBoolType:
+      return tag == Tag::kBool;
+    case K::NumberType:
+      return tag == Tag::kInt || tag == Tag::kIntFree || tag == Tag::kFloat ||
+             tag == Tag::kFloatKeyed || tag == Tag::kComplex || tag == Tag::kBool;
+    case K::StringType:
+      return tag == Tag::kString;
+    case K::ListType:
+      return tag == Tag::kList;
+    case K::DeviceObjType:
+      return tag == Tag::kDevice;
+    case K::GeneratorType:
+      return tag == Tag::kGenerator;
+    default:
+      return false;
+  }
+}
+
+c10::IValue makeConstantList(const Argument& list) {
+  using K = c10::TypeKind;
+  switch (list.element->kind()) {
+    case K::IntType:
+    case K::SymIntType: {
+      c10::List<int64_t> values;
+      for (const auto& item : list.items) values.push_back(item.constant.toInt());
+      return values;
+    }
+    case K::FloatType: {
+      c10::List<double> values;
+      for (const auto& item : list.items) values.push_back(item.constant.toDouble());
+      return values;
+    }
+    case K::BoolType: {
+      c10::List<bool> values;
+      for (const auto& item : list.items) values.push_back(item.constant.toBool());
+      return values;
+    }
+    case K::TensorType: {
+      c10::List<at::Tensor> values;
+      for (const auto& item : list.items) values.push_back(item.constant.toTensor());
+      return values;
+    }
+    default: {
+      c10::impl::GenericList values(list.element);
+      for (const auto& item : list.items) values.push_back(item.constant);
+      return values;
+    }
+  }
+}
+
+class TemplateParser {
+ public:
+  TemplateParser(Reader& reader, c10::Device device) : reader_(reader), device_(device) {}
+
+  Argument parse(const c10::TypePtr& type, int depth = 0) {
+    const uint64_t head = reader_.word("argument");
+    if (wire::tagOf(head) > static_cast<uint8_t>(Tag::kLast)) {
+      throw ProtocolError("tag " + std::to_string(wire::tagOf(head)) + " does not exist");
+    }
+    Argument argument;
+    argument.tag = static_cast<Tag>(wire::tagOf(head));
+    if (!matches(argument.tag, type)) {
+      throw ProtocolError("an argument of type " + type->str() + " cannot have tag " +
+                          std::to_string(wire::tagOf(head)));
+    }
+    if (argument.tag == Tag::kList) {
+      parseList(argument, head, type, depth);
+    } else {
+      parseLeaf(argument, head);
+    }
+    return argument;
+  }
+
+  size_t immediateWords() const { return immediates_; }
+
+ private:
+  void constant(Argument& argument, c10::IValue value) {
+    argument.constant = std::move(value);
+    argument.is_constant = true;
+  }
+
+  void parseLeaf(Argument& argument, uint64_t head) {
+    switch (argument.tag) {
+      case Tag::kNone: return constant(argument, c10::IValue());
+      case Tag::kUndefined: return constant(argument, at::Tensor());
+      case Tag::kInt: return constant(argument, static_cast<int64_t>(reader_.word("integer")));
+      case Tag::kFloatKeyed: return constant(argument, wire::asDouble(reader_.word("float")));
+      case Tag::kBool: return constant(argument, wire::tagA(head) != 0);
+      case Tag::kDevice: return constant(argument, device_);
+      case Tag::kString:
+        return constant(argument, std::string(reader_.bytes(wire::high(head), wire::kStringBytesMax,
+                                                            "string argument")));
+      case Tag::kTensor:
+        argument.shape = parseShape(head, reader_);
+        immediates_ += 1;
+        return;
+      case Tag::kHostScalar:
+        argument.shape.dtype = parseDtype(wire::tagA(head));
+        argument.shape.flags = wire::tagC(head);
+        immediates_ += 2;
+        return;
+      case Tag::kComplex:
+        immediates_ += 2;
+        return;
+      case Tag::kIntFree:
+      case Tag::kFloat:
+      case Tag::kGenerator:
+        immediates_ += 1;
+        return;
+      case Tag::kList: break;
+    }
+    throw ProtocolError("a list cannot stand here");
+  }
+
+  void parseList(Argument& argument, uint64_t head, const c10::TypePtr& type, int depth) {
+    if (depth > 1) throw ProtocolError("lists are nested too deeply");
+    argument.element = unwrapOptional(type)->castRaw<c10::ListType>()->getElementType();
+    const size_t count = reader_.count(wire::high(head), wire::kListLengthMax, 1, "list");
+    argument.items.reserve(count);
+    bool all_constant = true;
+    for (size_t i = 0; i < count; ++i) {
+      argument.items.push_back(parse(argument.element, depth + 1));
+      all_constant = all_constant && argument.items.back().is_constant;
+    }
+    if (all_constant) constant(argument, makeConstantList(argument));
+  }
+
+  Reader& reader_;
+  c10::Device device_;
+  size_t immediates_ = 0;
+};
+
+std::vector<Output> parseOutputs(Reader reader, size_t argument_count) {
+  std::vector<Output> outputs;
+  while (reader.remaining() > 0) {
+    if (outputs.size() >= wire::kOutputsMax) throw ProtocolError("too many outputs");
+    const uint64_t head = reader.word("output");
+    Output output;
+    output.kind = static_cast<wire::OutputKind>(wire::tagOf(head));
+    switch (output.kind) {
+      case wire::OutputKind::kFresh:
+        output.shape = parseShape(head, reader);
+        break;
+      case wire::OutputKind::kArgument:
+      case wire::OutputKind::kList:
+        output.number = wire::high(head);
+        if (output.kind == wire::OutputKind::kArgument && output.number >= argument_count) {
+          throw ProtocolError("an output names an argument that does not exist");
+        }
+        break;
+      case wire::OutputKind::kUndefined:
+        break;
+      default:
+        throw ProtocolError("an output of kind " + std::to_string(wire::tagOf(head)) +
+                            " cannot be prepared");
+    }
+    outputs.push_back(std::move(output));
+  }
+  return outputs;
+}
+
+}  // namespace
+
+Shape parseShape(uint64_t head, Reader& reader) {
+  Shape shape;
+  shape.dtype = parseDtype(wire::tagA(head));
+  shape.flags = wire::tagC(head);
+  const size_t dims = wire::tagB(head);
+  if (dims > wire::kDimensionsMax) throw ProtocolError("a tensor has too many dimensions");
+  const uint64_t* sizes = reader.words(2 * dims, "sizes and strides");
+  shape.sizes.assign(sizes, sizes + dims);
+  shape.strides.assign(sizes + dims, sizes + 2 * dims);
+  shape.item_bytes = static_cast<int64_t>(c10::elementSize(shape.dtype));
+  shape.span_bytes =
+      wire::spanBytes(shape.sizes.data(), shape.strides.data(), dims, shape.item_bytes);
+  if (shape.span_bytes < 0) throw ProtocolError("a tensor's shape is negative or overflows");
+  return shape;
+}
+
+std::optional<std::string> refusal(const c10::OperatorName& name) {
+  const auto end = name.name.find("::");
+  const std::string space = name.name.substr(0, end);
+  bool known = false;
+  for (const char* allowed : kNamespaces) known = known || space == allowed;
+  if (!known) {
+    return "operators of namespace '" + space + "' are not on the device's allow-list";
+  }
+  for (const char* refused : kRefused) {
+    if (name.name == refused) return "it may not run on a shared device";
+  }
+  if (name.name.rfind("aten::_test", 0) == 0) return "it only tests torch itself";
+  return std::nullopt;
+}
+
+PreparedCall parsePrepared(std::string_view name, Reader template_words, Reader output_words,
+                           c10::Device device) {
+  const auto dot = name.find('.');
+  const c10::OperatorName operator_name(
+      std::string(name.substr(0, dot)),
+      dot == std::string_view::npos ? "" : std::string(name.substr(dot + 1)));
+  if (const auto reason = refusal(operator_name)) {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "operator ", name, " is refused: ", *reason);
+  }
+  const auto op = c10::Dispatcher::singleton().findSchema(operator_name);
+  TORCH_CHECK_NOT_IMPLEMENTED(op.has_value(), "operator ", name,
+                              " is not known to the device's torch. Custom operators must be "
+                              "installed where the device is.");
+  PreparedCall call{*op, std::string(name), {}, {}, {}, 0, 0};
+  TemplateParser parser(template_words, device);
+  for (const auto& argument : op->schema().arguments()) {
+    call.arguments.push_back(parser.parse(argument.real_type()));
+    call.written.push_back(argument.alias_info() != nullptr && argument.alias_info()->isWrite());
+  }
+  template_words.finish("template");
+  call.immediate_words = parser.immediateWords();
+  call.outputs = parseOutputs(output_words, call.arguments.size());
+  for (const auto& output : call.outputs) {
+    call.fresh_outputs += output.kind == wire::OutputKind::kFresh ? 1 : 0;
+  }
+  return call;
+}
+
+}  // namespace shoal::worker

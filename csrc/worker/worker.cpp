@@ -1,0 +1,136 @@
+#include "worker/worker.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/GradMode.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "memory/shared_memory.h"
+#include "transport/progress.h"
+#include "transport/ring.h"
+#include "wire/limits.h"
+#include "worker/arena.h"
+#include "worker/executor.h"
+
+namespace shoal::worker {
+namespace {
+
+constexpr int64_t kSpinUs = 60;  // a sleeping core takes 25 µs to wake: worth waiting for a moment
+
+class RingReplies final : public ReplySink {
+ public:
+  RingReplies(std::byte* region, transport::Liveness liveness)
+      : ring_(region, wire::kReplyRingBytes, std::move(liveness)) {}
+
+  void send(wire::Kind kind, wire::ErrorKind error, uint64_t sequence,
+            const std::vector<uint64_t>& payload) override {
+    const size_t bytes = (2 + payload.size()) * 8;
+    if (bytes > wire::kMessageBytesMax) {
+      throw std::length_error("a reply of " + std::to_string(bytes) + " bytes is too large");
+    }
+    uint64_t* words = ring_.reserve(bytes);
+    words[0] = wire::headerWord(kind, static_cast<uint32_t>(bytes), static_cast<uint16_t>(error));
+    words[1] = sequence;
+    std::memcpy(words + 2, payload.data(), payload.size() * 8);
+    ring_.commit(bytes);
+  }
+
+ private:
+  transport::RingProducer ring_;
+};
+
+bool closed(int socket) {
+  pollfd peer{socket, POLLRDHUP, 0};
+  return poll(&peer, 1, 0) > 0 && (peer.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+}
+
+}  // namespace
+
+struct Worker::State {
+  WorkerOptions options;
+  memory::SharedMemory requests, replies, progress, host;
+  std::unique_ptr<Arena> arena;
+};
+
+Worker::Worker(WorkerOptions options) : state_(new State) {
+  using memory::SharedMemory;
+  state_->requests =
+      SharedMemory::create("shoal-requests", transport::ringRegionBytes(wire::kRingBytes));
+  state_->replies =
+      SharedMemory::create("shoal-replies", transport::ringRegionBytes(wire::kReplyRingBytes));
+  state_->progress = SharedMemory::create("shoal-progress", transport::kProgressBytes);
+  state_->host = SharedMemory::attach(options.host_fd, options.host_bytes);
+  if (options.device == "cpu") {
+    state_->arena = std::make_unique<Arena>(
+        SharedMemory::create("shoal-arena", options.memory_bytes), options.name);
+  }
+  state_->options = std::move(options);
+}
+
+Worker::~Worker() { delete state_; }
+
+SharedRegions Worker::regions() const {
+  const State& s = *state_;
+  return {s.requests.fd(),
+          s.replies.fd(),
+          s.progress.fd(),
+          s.arena ? s.arena->region().fd() : -1,
+          s.arena ? s.arena->region().bytes() : 0};
+}
+
+void Worker::serve() {
+  const WorkerOptions& options = state_->options;
+  // A call may run for minutes: a thread of its own ends the process when the client is gone.
+  auto* progress = reinterpret_cast<transport::Progress*>(state_->progress.data());
+  std::thread([socket = options.socket, client = options.client_pidfd, progress] {
+    prctl(PR_SET_NAME, "shoal-watch");
+    pollfd peers[2] = {{socket, POLLRDHUP, 0}, {client, POLLIN, 0}};
+    while (poll(peers, 2, transport::kHeartbeatMs) <= 0) {
+      progress->heartbeat.fetch_add(1, std::memory_order_relaxed);
+    }
+    _exit(0);
+  }).detach();
+
+  if (state_->arena != nullptr) c10::SetAllocator(c10::DeviceType::CPU, state_->arena.get(), 255);
+  at::set_num_threads(options.threads);
+  const c10::AutoGradMode no_grad(false);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+
+  const auto liveness = [socket = options.socket] {
+    if (closed(socket)) throw transport::PeerLost("the client closed the session");
+  };
+  RingReplies replies(state_->replies.data(), liveness);
+  ExecutorOptions executor_options{options.session, c10::Device(options.device), options.speed};
+  Executor executor(executor_options, state_->host, state_->arena.get(), replies);
+  transport::RingConsumer requests(state_->requests.data(), wire::kRingBytes,
+                                   wire::kMessageBytesMax, liveness);
+  std::vector<uint64_t> message;
+  uint64_t sequence = 0;
+  try {
+    while (true) {
+      if (!requests.poll(message)) {
+        requests.wait(kSpinUs, /*timeout_ms=*/INT64_MAX / 2000000);
+        continue;
+      }
+      executor.handle(message, ++sequence);
+      progress->completed.store(sequence, std::memory_order_release);
+    }
+  } catch (const transport::PeerLost&) {
+    _exit(0);
+  } catch (const std::exception& error) {
+    // The stream itself is broken: there is no next message to go on with.
+    std::fprintf(stderr, "shoal worker %s: session %u ends: %s\n", options.name.c_str(),
+                 options.session, error.what());
+    _exit(1);
+  }
+}
+
+}  // namespace shoal::worker

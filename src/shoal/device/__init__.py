@@ -1,0 +1,1 @@
+"""The torch device `shoal`: registration, leases, and the `torch.shoal` module."""

@@ -1,0 +1,94 @@
+"""`torch.shoal.memory_*`: what this program uses of a device's memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal import _core
+
+
+def _index(device: Any) -> int:
+    from shoal.device import module
+
+    return module._index(device)
+
+
+def _use(device: Any) -> dict[str, int]:
+    return _core.memory_use(_index(device)) if _core.device_count() else {}
+
+
+def memory_allocated(device: Any = None) -> int:
+    """Bytes in live tensors."""
+    return _use(device).get("allocated_bytes", 0)
+
+
+def max_memory_allocated(device: Any = None) -> int:
+    """The most bytes that were in live tensors since `reset_peak_memory_stats`."""
+    return _use(device).get("peak_bytes", 0)
+
+
+def memory_reserved(device: Any = None) -> int:
+    """Bytes that the worker holds, with what it keeps for the next allocations."""
+    if not _core.device_count():
+        return 0
+    index = _index(device)
+    return max(_core.worker_stats(index)["reserved_bytes"], memory_allocated(device))
+
+
+def max_memory_reserved(device: Any = None) -> int:
+    return max(memory_reserved(device), max_memory_allocated(device))
+
+
+def reset_peak_memory_stats(device: Any = None) -> None:
+    if _core.device_count():
+        _core.reset_peak(_index(device))
+
+
+def mem_get_info(device: Any = None) -> tuple[int, int]:
+    """Free and total bytes of the lease on this device."""
+    from shoal.device import module
+
+    module._lazy_init()
+    use = _use(device)
+    return use["limit_bytes"] - use["allocated_bytes"], use["limit_bytes"]
+
+
+def empty_cache() -> None:
+    """Gives memory that workers keep for later back to their machines."""
+    for index in range(_core.device_count()):
+        _core.trim(index)
+
+
+def memory_stats(device: Any = None) -> dict[str, int]:
+    """Counters under the names that `torch.cuda.memory_stats` uses, and the worker's own."""
+    if not _core.device_count():
+        return {}
+    index = _index(device)
+    use, worker = _core.memory_use(index), _core.worker_stats(index)
+    stats = {
+        "allocated_bytes.all.current": use["allocated_bytes"],
+        "allocated_bytes.all.peak": use["peak_bytes"],
+        "reserved_bytes.all.current": max(worker["reserved_bytes"], use["allocated_bytes"]),
+        "allocation.all.current": use["allocations"] - use["frees"],
+        "allocation.all.allocated": use["allocations"],
+        "allocation.all.freed": use["frees"],
+        "limit_bytes": use["limit_bytes"],
+    }
+    return stats | {f"worker.{name}": value for name, value in worker.items()}
+
+
+def memory_summary(device: Any = None) -> str:
+    """A table for people."""
+    stats = memory_stats(device)
+    width = max((len(name) for name in stats), default=0)
+    lines = [f"shoal:{_index(device)} memory"]
+    lines += [f"  {name:<{width}}  {value:>16,}" for name, value in stats.items()]
+    return "\n".join(lines)
+
+
+def traffic(device: Any = None) -> dict[str, int]:
+    """What went between client and device: messages, bytes in and out, bytes the client copied.
+
+    >>> torch.shoal.traffic()["bytes_in"]
+    """
+    return _core.traffic(_index(device)) if _core.device_count() else {}

@@ -1,0 +1,211 @@
+"""`torch.shoal`: what `torch.cuda` is for CUDA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from shoal import _core
+from shoal.device.memory import (
+    empty_cache,
+    max_memory_allocated,
+    max_memory_reserved,
+    mem_get_info,
+    memory_allocated,
+    memory_reserved,
+    memory_stats,
+    memory_summary,
+    reset_peak_memory_stats,
+    traffic,
+)
+from shoal.device.random import (
+    default_generator,
+    get_rng_state,
+    get_rng_state_all,
+    initial_seed,
+    manual_seed,
+    manual_seed_all,
+    seed,
+    seed_all,
+    set_rng_state,
+    set_rng_state_all,
+)
+from shoal.device.streams import Event, Stream, current_stream, default_stream, set_stream, stream
+
+__all__ = [
+    "Event",
+    "Stream",
+    "current_device",
+    "current_stream",
+    "default_generator",
+    "default_stream",
+    "device",
+    "device_count",
+    "device_of",
+    "empty_cache",
+    "get_amp_supported_dtype",
+    "get_device_name",
+    "get_device_properties",
+    "get_rng_state",
+    "get_rng_state_all",
+    "init",
+    "initial_seed",
+    "is_available",
+    "is_bf16_supported",
+    "is_initialized",
+    "manual_seed",
+    "manual_seed_all",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_stats",
+    "memory_summary",
+    "reset_peak_memory_stats",
+    "seed",
+    "seed_all",
+    "set_device",
+    "set_rng_state",
+    "set_rng_state_all",
+    "set_stream",
+    "stream",
+    "synchronize",
+    "traffic",
+    "whole_rnn",
+]
+
+
+def is_available() -> bool:
+    """Always: a pool on this machine starts where none is joined."""
+    return True
+
+
+def is_initialized() -> bool:
+    """Whether this program holds a lease."""
+    from shoal.device import session
+
+    return session.current() is not None
+
+
+def init() -> None:
+    """Joins $SHOAL_POOL or starts a pool, unless there is a lease already."""
+    _lazy_init()
+
+
+def _lazy_init() -> None:
+    from shoal.device import session
+
+    session.ensure()
+
+
+def _is_in_bad_fork() -> bool:
+    from shoal.device import session
+
+    return session.in_bad_fork()
+
+
+def device_count() -> int:
+    """Devices of the lease; one before the first use, because a lease has at least one."""
+    return _core.device_count() or 1
+
+
+def current_device() -> int:
+    return _core.current_device()
+
+
+def _index(device: Any = None) -> int:
+    """The number of a device given as int, string, torch.device or None (the current one)."""
+    if device is None:
+        return current_device()
+    if isinstance(device, int):
+        return device
+    wanted = torch.device(device)
+    if wanted.type != "shoal":
+        raise ValueError(f"expected a shoal device, got {wanted}")
+    return current_device() if wanted.index is None else wanted.index
+
+
+def set_device(device: Any) -> None:
+    """Makes a device the one that `torch.device("shoal")` means in this thread."""
+    index = _index(device)
+    if not 0 <= index < device_count():
+        raise RuntimeError(f"shoal:{index} does not exist; the lease has {device_count()} device(s)")
+    _core.set_device(index)
+
+
+def _exchange_device(index: int) -> int:
+    before = current_device()
+    if index >= 0:
+        _core.set_device(index)
+    return before
+
+
+def _maybe_exchange_device(index: int) -> int:
+    return _exchange_device(index)
+
+
+class device:
+    """Context manager: `with torch.shoal.device(1): …`."""
+
+    def __init__(self, device: Any) -> None:
+        self.idx = _index(device)
+        self.prev_idx = -1
+
+    def __enter__(self) -> None:
+        self.prev_idx = _exchange_device(self.idx)
+
+    def __exit__(self, *_: object) -> None:
+        _core.set_device(self.prev_idx)
+
+
+class device_of(device):
+    """Context manager: the device of a tensor, if it is on one of ours."""
+
+    def __init__(self, obj: torch.Tensor) -> None:
+        on_shoal = obj.device.type == "shoal"
+        super().__init__(obj.device.index if on_shoal else current_device())
+
+
+def synchronize(device: Any = None) -> None:
+    """Waits until the device has done everything so far, and raises what went wrong."""
+    if is_initialized():
+        _core.synchronize(_index(device))
+
+
+def get_device_properties(device: Any = None) -> Any:
+    """What the pool says about the device."""
+    from shoal.device import session
+
+    return session.device_info()[_index(device)]
+
+
+def get_device_name(device: Any = None) -> str:
+    return str(get_device_properties(device).name)
+
+
+def get_device_capability(device: Any = None) -> tuple[int, int]:
+    return (0, 0)
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    return [torch.bfloat16, torch.float16, torch.float32]
+
+
+def is_bf16_supported() -> bool:
+    return True
+
+
+def whole_rnn(whole: bool | None = None) -> bool:
+    """Whether recurrent layers run whole on the device, or in steps.
+
+    Whole is fast, but has no second derivative. Returns the setting; sets it first if one is given.
+    """
+    if whole is not None:
+        _core.set_whole_rnn(whole)
+    return _core.whole_rnn()
+
+
+#: torch.utils.checkpoint and others look for these names.
+_utils = torch._utils

@@ -1,0 +1,62 @@
+"""`torch.shoal.manual_seed` and its kin. State lives at the workers; seeds go with the op stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from shoal import _core
+
+
+def _index(device: Any) -> int:
+    from shoal.device import module
+
+    return module._index(device)
+
+
+def default_generator(device: Any = None) -> torch.Generator:
+    """The generator that random operators use where none is given."""
+    return _core.default_generator(_index(device))
+
+
+def manual_seed(seed: int) -> None:
+    """Seeds the current device."""
+    default_generator().manual_seed(int(seed))
+
+
+def manual_seed_all(seed: int) -> None:
+    """Seeds every device, also those of later leases."""
+    for index in range(_core.DEVICES_MAX):
+        _core.default_generator(index).manual_seed(int(seed))
+
+
+def seed() -> None:
+    default_generator().seed()
+
+
+def seed_all() -> None:
+    for index in range(_core.device_count() or 1):
+        _core.default_generator(index).seed()
+
+
+def initial_seed() -> int:
+    return default_generator().initial_seed()
+
+
+def get_rng_state(device: Any = "shoal") -> torch.Tensor:
+    return default_generator(device).get_state()
+
+
+def set_rng_state(new_state: torch.Tensor, device: Any = "shoal") -> None:
+    default_generator(device).set_state(new_state)
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    return [get_rng_state(i) for i in range(_core.device_count() or 1)]
+
+
+def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
+    for index, state in enumerate(new_states):
+        set_rng_state(state, index)

@@ -1,0 +1,31 @@
+"""Tells torch about the device, once per process."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from shoal.errors import DeviceLostError
+
+NAME = "shoal"
+_registered = False
+
+
+def register() -> None:
+    """Names PrivateUse1 `shoal` and attaches `torch.shoal`. No process is started, no file opened."""
+    global _registered
+    if _registered:
+        return
+    _registered = True
+    from shoal import _core
+    from shoal.device import module
+
+    torch.utils.rename_privateuse1_backend(NAME)
+    _core.register_device(DeviceLostError)
+    torch._register_device_module(NAME, module)
+    torch.utils.generate_methods_for_privateuse1_backend(
+        for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
+    )
+    _core.set_blocking(os.environ.get("SHOAL_BLOCKING", "0") not in ("", "0"))
+    _core.set_pool_starter(module._lazy_init)

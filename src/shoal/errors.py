@@ -1,0 +1,33 @@
+"""Every error that Shoal raises by itself. Operators raise what local torch raises."""
+
+from __future__ import annotations
+
+
+class ShoalError(RuntimeError):
+    """Root of Shoal's own errors. The text says what happened, why, and what to type next."""
+
+
+class DeviceLostError(ShoalError):
+    """A device of the lease is gone, and the tensors on it with it.
+
+    >>> try:
+    ...     loss.backward()
+    ... except shoal.DeviceLostError:
+    ...     lease = shoal.connect()      # a new lease in the same program
+    """
+
+
+class ProtocolError(ShoalError):
+    """Bytes came that are no message, or a message that does not belong there."""
+
+
+class LeaseError(ShoalError):
+    """The pool did not grant a lease, or a device server did not accept it; the text says why."""
+
+
+class DeviceSpecError(ShoalError, ValueError):
+    """A device was declared in a way that Shoal does not understand."""
+
+
+class PoolStartError(ShoalError):
+    """A pool, or one of its device servers, did not start."""

@@ -1,0 +1,1 @@
+"""The pool: who has which devices. Head, agents and device servers."""

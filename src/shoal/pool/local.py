@@ -1,0 +1,141 @@
+"""A pool on this machine: started by a program, and gone with it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+
+import msgspec
+
+from shoal.errors import LeaseError, PoolStartError, ProtocolError
+from shoal.pool import messages
+from shoal.pool.head import socket_name
+from shoal.pool.spec import DeviceSpec, parse_device
+
+URL_PREFIX = "shoal+local://"
+START_TIMEOUT_S = 60.0  # torch's first import from a cold disk can take a while
+
+
+class Pool:
+    """A running pool. Leave its `with` block, or call `close()`, to end it.
+
+    >>> with shoal.up(devices=["cpu", "cpu,memory=1GiB,speed=0.5"]) as pool:
+    ...     lease = shoal.connect(pool.url, devices=2)
+    """
+
+    def __init__(self, specs: Sequence[DeviceSpec]) -> None:
+        self._id = secrets.token_hex(8)
+        self._owner_pid = os.getpid()
+        encoded = msgspec.json.encode(list(specs)).decode()
+        command = [sys.executable, "-m", "shoal.pool.head", self._id, str(os.getpid()), encoded]
+        self._head = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
+        )
+        assert self._head.stdout is not None
+        if self._head.stdout.readline() != b"ready\n":
+            raise PoolStartError("the pool's head did not start; its own output says why")
+        atexit.register(self.close)
+
+    @property
+    def url(self) -> str:
+        """What another program of this user passes to `shoal.connect` or $SHOAL_POOL."""
+        return URL_PREFIX + self._id
+
+    @property
+    def running(self) -> bool:
+        return self._head.poll() is None
+
+    @property
+    def devices(self) -> list[messages.DeviceInfo]:
+        """The pool's devices and how much of each is free."""
+        return describe(self.url)
+
+    def close(self) -> None:
+        """Ends the pool, its device servers and every session on them."""
+        if os.getpid() != self._owner_pid or not self.running:
+            return
+        self._head.kill()  # its children die with it
+        self._head.wait()
+        atexit.unregister(self.close)
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "running" if self.running else "ended"
+        return f"<shoal.Pool {self.url} {state}>"
+
+
+def up(devices: Sequence[str] | None = None) -> Pool:
+    """Starts a pool on this machine that ends with this program.
+
+    Args:
+        devices: how each device is declared, e.g. `["cuda:0", "cpu,memory=1GiB,speed=0.5"]`. By
+            default the machine's accelerators or, where there are none, one CPU device with all cores.
+
+    >>> with shoal.up(devices=["cpu"]) as pool:
+    ...     print(pool.url)
+    """
+    declared = list(devices) if devices is not None else default_devices()
+    if not declared:
+        raise PoolStartError('a pool needs at least one device: shoal.up(devices=["cpu"])')
+    specs = [parse_device(text, number) for number, text in enumerate(declared)]
+    return Pool(specs)
+
+
+def default_devices() -> list[str]:
+    """The machine's accelerators, or one CPU device."""
+    try:
+        import torch
+    except ImportError:
+        return ["cpu"]
+    for kind in ("cuda", "xpu", "mps"):
+        module = getattr(torch, kind, None)
+        if module is not None and module.is_available():
+            return [f"{kind}:{i}" for i in range(module.device_count())]
+    return ["cpu"]
+
+
+def ask(url: str, request: messages.Message) -> tuple[socket.socket, messages.Message]:
+    """Sends one request to a pool's head and waits for the answer. The connection stays open."""
+    if not url.startswith(URL_PREFIX):
+        raise LeaseError(
+            f"{url!r} is no pool that this version can reach; a pool on this machine is named like "
+            f"{URL_PREFIX}… (see the url of shoal.up())"
+        )
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(START_TIMEOUT_S)
+        connection.connect(socket_name(url.removeprefix(URL_PREFIX), "head"))
+        messages.send(connection, request)
+        answer, _ = messages.receive(connection)
+    except (OSError, ProtocolError) as error:
+        connection.close()
+        raise LeaseError(
+            f"the pool {url} cannot be reached: {error}. Is the program that started it still "
+            "running? Unset SHOAL_POOL to use a pool of this program's own."
+        ) from None
+    if isinstance(answer, messages.Refusal):
+        connection.close()
+        raise LeaseError(answer.reason)
+    return connection, answer
+
+
+def describe(url: str) -> list[messages.DeviceInfo]:
+    """The devices of a pool."""
+    connection, answer = ask(url, messages.Describe())
+    connection.close()
+    if not isinstance(answer, messages.PoolInfo):
+        raise LeaseError(f"the pool answered {type(answer).__name__}")
+    return answer.devices

@@ -1,0 +1,181 @@
+"""A device server: owns one device, preloads torch, and forks one worker per session.
+
+It stays single-threaded and never computes, so that forking is safe (and, on CUDA, so that no
+context exists before the fork).
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+from contextlib import suppress
+
+import msgspec
+
+from shoal.errors import ProtocolError
+from shoal.pool import messages, process
+from shoal.pool.spec import DeviceSpec, default_threads, host_memory_bytes
+
+HELLO_TIMEOUT_S = 2.0  # a client on this machine has its greeting ready
+
+
+class DeviceServer:
+    """Accepts sessions that the head has granted, until the head is gone."""
+
+    def __init__(self, spec: DeviceSpec, listener: socket.socket, head: socket.socket) -> None:
+        self.spec = spec
+        self.listener = listener
+        self.head = head
+        self.inbox = messages.Inbox()
+        self.memory_bytes = spec.memory_bytes or device_memory_bytes(spec.device)
+        self.threads = spec.threads or default_threads()
+        self.grants: dict[str, messages.Grant] = {}  # by token; used once
+        self.workers: dict[int, int] = {}  # session -> pid
+
+    def serve(self) -> None:
+        messages.send(self.head, messages.Ready(self.memory_bytes, self.threads))
+        selector = selectors.DefaultSelector()
+        selector.register(self.head, selectors.EVENT_READ)
+        selector.register(self.listener, selectors.EVENT_READ)
+        while True:
+            ready = {key.fileobj for key, _ in selector.select(timeout=0.5)}
+            if self.head in ready and not self._hear_head():
+                break
+            if self.listener in ready:
+                connection, _ = self.listener.accept()
+                with connection:
+                    self._greet(connection)
+            self._reap()
+        for pid in self.workers.values():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _hear_head(self) -> bool:
+        try:
+            alive = self.inbox.read(self.head)
+        except OSError:
+            return False
+        while (message := self.inbox.next()) is not None:
+            if isinstance(message, messages.Grant):
+                self.grants[message.token] = message
+            elif isinstance(message, messages.Revoke):
+                self.grants = {t: g for t, g in self.grants.items() if g.session != message.session}
+                pid = self.workers.get(message.session)
+                if pid is not None:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+        return alive
+
+    def _greet(self, connection: socket.socket) -> None:
+        """Greets one client; if its token is good, a forked worker takes the connection over."""
+        connection.settimeout(HELLO_TIMEOUT_S)
+        fds: list[int] = []
+        try:
+            check_same_user(connection)
+            hello, fds = messages.receive(connection, fds_max=1)
+            if not isinstance(hello, messages.Hello) or len(fds) != 1:
+                raise ProtocolError("a session starts with Hello and one descriptor")
+            problem = messages.version_mismatch(hello.versions, messages.our_versions())
+            if problem:
+                raise ProtocolError(problem)
+            grant = self.grants.pop(hello.token, None)
+            if grant is None:
+                raise ProtocolError("the lease is not known here: it ended, or was never granted")
+            pid = os.fork()
+            if pid == 0:
+                self._become_worker(connection, hello, fds[0], grant)
+            self.workers[grant.session] = pid
+        except ProtocolError as error:
+            with suppress(OSError):
+                messages.send(connection, messages.Refusal(str(error)))
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _become_worker(
+        self, connection: socket.socket, hello: messages.Hello, host_fd: int, grant: messages.Grant
+    ) -> None:
+        """Runs in the forked child and never returns."""
+        try:
+            process.die_with_parent_thread()
+            self.listener.close()
+            self.head.close()
+            connection.settimeout(None)
+            from shoal import _core
+
+            worker = _core.Worker(
+                socket=os.dup(connection.fileno()),
+                client_pidfd=process.watch(peer_credentials(connection)[0]),
+                session=grant.session,
+                device=self.spec.device,
+                name=self.spec.name,
+                memory_bytes=grant.memory_bytes,
+                host_fd=os.dup(host_fd),
+                host_bytes=hello.host_bytes,
+                speed=self.spec.speed,
+                threads=self.threads,
+            )
+            welcome = messages.Welcome(worker.arena_bytes(), os.getpid())
+            messages.send(connection, welcome, worker.fds())
+            connection.close()
+            worker.serve()
+        except BaseException as error:
+            with suppress(OSError):
+                reason = f"the worker of {self.spec.name} did not start: {error}"
+                messages.send(connection, messages.Refusal(reason))
+        os._exit(1)
+
+    def _reap(self) -> None:
+        with suppress(ChildProcessError):
+            while True:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                self.workers = {s: p for s, p in self.workers.items() if p != pid}
+
+
+def peer_credentials(connection: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end of a Unix socket, as the kernel knows them."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", data)
+    return pid, uid
+
+
+def check_same_user(connection: socket.socket) -> None:
+    """Sockets of a pool on one machine are for the user who started it."""
+    _, uid = peer_credentials(connection)
+    if uid not in (os.getuid(), 0):
+        raise ProtocolError("this pool belongs to another user of the machine")
+
+
+def device_memory_bytes(device: str) -> int:
+    """All the memory that a device has to give."""
+    if device == "cpu":
+        return host_memory_bytes() * 8 // 10
+    import torch
+
+    index = torch.device(device).index or 0
+    module = torch.get_device_module(torch.device(device))
+    return int(module.get_device_properties(index).total_memory)
+
+
+def main() -> None:
+    """`python -m shoal.pool.server SPEC_JSON LISTENER_FD HEAD_FD`: started by the head."""
+    spec_text, listener_fd, head_fd = sys.argv[1:4]
+    process.die_with_parent_thread()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's business
+    spec = msgspec.json.decode(spec_text, type=DeviceSpec)
+    import torch  # noqa: F401  (preloaded: each forked worker starts with it)
+
+    from shoal import _core  # noqa: F401
+
+    server = DeviceServer(spec, socket.socket(fileno=int(listener_fd)), socket.socket(fileno=int(head_fd)))
+    server.serve()
+
+
+if __name__ == "__main__":
+    main()

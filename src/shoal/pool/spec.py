@@ -1,0 +1,107 @@
+"""How a device is declared: `cpu`, `cuda:1`, `cpu,memory=160MiB,speed=0.5,threads=1,name=slow`."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import msgspec
+
+from shoal.errors import DeviceSpecError
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_OPTIONS = ("memory", "speed", "threads", "name")
+_DEVICE = re.compile(r"[a-z]+(:\d+)?")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A device as the pool offers it."""
+
+    device: str  # torch's name of it: "cpu", "cuda:0"
+    name: str
+    memory_bytes: int | None = None  # None: all that the device has
+    speed: float = 1.0  # below 1 a CPU device takes 1/speed of the time
+    threads: int | None = None  # None: follow OMP_NUM_THREADS, else all cores
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from "160MiB", "1.5GB" or "4096".
+
+    >>> parse_bytes("160MiB")
+    167772160
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = _UNITS.get(match.group(2).lower()) if match else None
+    if match is None or unit is None:
+        raise DeviceSpecError(f"{text!r} is no amount of memory; write for example 160MiB or 2GB")
+    return int(float(match.group(1)) * unit)
+
+
+def parse_device(text: str, number: int = 0) -> DeviceSpec:
+    """The device that `text` declares; `number` is its place in the pool.
+
+    >>> parse_device("cpu,memory=160MiB,speed=0.5,threads=1,name=slow").speed
+    0.5
+    """
+    device, *options = [part.strip() for part in text.split(",")]
+    if not _DEVICE.fullmatch(device):
+        raise DeviceSpecError(f"{text!r}: {device!r} is no device; write for example cpu or cuda:0")
+    found: dict[str, str] = {}
+    for option in options:
+        key, separator, value = option.partition("=")
+        if key not in _OPTIONS or not separator or not value:
+            raise DeviceSpecError(
+                f"{text!r}: {option!r} is no option; use {', '.join(f'{o}=…' for o in _OPTIONS)}"
+            )
+        found[key] = value
+    name = found.get("name", f"{device}/{number}" if device == "cpu" else device)
+    if "name" in found and not _NAME.fullmatch(name):
+        raise DeviceSpecError(f"{text!r}: a name is at most 64 letters, digits, '_', '.' or '-'")
+    return DeviceSpec(
+        device=device,
+        name=name,
+        memory_bytes=parse_bytes(found["memory"]) if "memory" in found else None,
+        speed=_speed(text, found.get("speed", "1")),
+        threads=_threads(text, found.get("threads")),
+    )
+
+
+def _speed(text: str, value: str) -> float:
+    try:
+        speed = float(value)
+    except ValueError:
+        speed = 0.0
+    if not 0.001 <= speed <= 1.0:
+        raise DeviceSpecError(f"{text!r}: speed is a number from 0.001 to 1, not {value!r}")
+    return speed
+
+
+def _threads(text: str, value: str | None) -> int | None:
+    if value is None:
+        return None
+    if not value.isdigit() or not 1 <= int(value) <= 4096:
+        raise DeviceSpecError(f"{text!r}: threads is a whole number from 1 on, not {value!r}")
+    return int(value)
+
+
+def default_threads() -> int:
+    """What workers use where the declaration does not say: OMP_NUM_THREADS, else all cores."""
+    text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    return int(text) if text.isdigit() and int(text) > 0 else (os.cpu_count() or 1)
+
+
+def host_memory_bytes() -> int:
+    """Physical memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
