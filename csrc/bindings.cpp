@@ -3,7 +3,6 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "client/composites.h"
@@ -11,7 +10,6 @@
 #include "client/dispatch.h"
 #include "client/errors.h"
 #include "client/generator.h"
-#include "client/guard.h"
 #include "client/hooks.h"
 #include "client/host_memory.h"
 #include "client/kernels.h"
@@ -33,14 +31,6 @@ struct DeviceLostError : torch::PyTorchError {
 
 void throwDeviceLost(const std::string& text) {
   if (g_device_lost != nullptr) throw DeviceLostError(text);
-}
-
-void startAutogradThreads() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    const client::ReportAllDevices all;
-    torch::autograd::Engine::get_default_engine().initialize_device_threads_pool();
-  });
 }
 
 void bindClient(py::module_& m) {
@@ -77,7 +67,6 @@ void bindClient(py::module_& m) {
       "attach",
       [](int socket, std::vector<int> fds, uint64_t arena_bytes, uint64_t memory_bytes,
          uint32_t session, int index, std::string name, bool is_cpu) {
-        startAutogradThreads();
         client::StreamOptions options;
         options.socket = socket;
         options.requests_fd = fds.at(0);

@@ -25,8 +25,7 @@ class WholeKernel final : public c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                   torch::jit::Stack* stack) {
     if (g_whole_rnn.load(std::memory_order_relaxed)) return dispatchWithGraph(info_, stack);
-    // torch's own decomposition, found behind a key that no backend uses.
-    op.callBoxedForDispatchKey(c10::DispatchKey::AutogradPrivateUse2, *stack);
+    op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
   }
 
  private:

@@ -36,7 +36,8 @@ class GeneratorImpl final : public c10::GeneratorImpl {
 
   void set_current_seed(uint64_t seed) override {
     seed_ = seed;
-    if (Devices::get().attached()) {
+    // A device of no lease yet gets its seed when its session starts.
+    if (device().index() < Devices::get().count()) {
       Stream& stream = Devices::get().stream(device().index());
       session_ = stream.options().session;
       stream.post(wire::Kind::kSeed, {number_, seed_});

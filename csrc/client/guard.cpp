@@ -5,7 +5,6 @@
 #include <atomic>
 
 #include "client/devices.h"
-#include "client/guard.h"
 #include "wire/reader.h"
 
 namespace shoal::client {
@@ -14,7 +13,6 @@ namespace {
 constexpr auto kType = c10::DeviceType::PrivateUse1;
 
 std::atomic<uint64_t> g_next_event{1};
-std::atomic<bool> g_report_all{false};
 thread_local c10::StreamId t_stream = 0;
 
 // A point in an op stream. It is complete when the worker is past its sequence number.
@@ -67,9 +65,9 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     t_stream = stream.id();
     return before;
   }
-  c10::DeviceIndex deviceCount() const noexcept override {
-    return g_report_all.load() ? kDevicesMax : Devices::get().count();
-  }
+  // Autograd starts one thread for each device that exists at the program's first backward, and never
+  // again, so it must hear of all that a later lease may have. Users ask torch.shoal.device_count().
+  c10::DeviceIndex deviceCount() const noexcept override { return kDevicesMax; }
   c10::DeviceCapability getDeviceCapability(c10::Device) const override { return {}; }
 
   bool queryStream(const c10::Stream& stream) const override {
@@ -137,8 +135,4 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
 }  // namespace
-
-ReportAllDevices::ReportAllDevices() { g_report_all = true; }
-ReportAllDevices::~ReportAllDevices() { g_report_all = false; }
-
 }  // namespace shoal::client

@@ -11,10 +11,10 @@ thread_local int Inference::depth_ = 0;
 
 namespace {
 
-// No backend uses this key, so torch's generic kernels stand behind it: for structured operators
-// those compute the outputs' shapes in C++, allocate them on the inputs' device and then call the
-// `out=` overload there, which is where Inference stops them.
-constexpr auto kGenericKey = c10::DispatchKey::PrivateUse2;
+// Behind this key stand torch's generic kernels of structured operators: they compute the outputs'
+// shapes in C++, allocate them on the inputs' device and then call the `out=` overload there, which is
+// where Inference stops them.
+constexpr auto kGenericKey = c10::DispatchKey::CompositeExplicitAutogradNonFunctional;
 
 struct Unreachable {};
 
