@@ -43,6 +43,12 @@ void copyToDevice(at::Tensor& self, const at::Tensor& source, bool non_blocking)
                         non_blocking);
 }
 
+// Reads a dense tensor's bytes.
+void readFrom(const at::Tensor& from, void* to, bool non_blocking) {
+  const wire::Address base = baseOf(from);
+  streamOf(from).download(base, addressOf(from) - base, to, from.nbytes(), non_blocking);
+}
+
 void copyFromDevice(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   at::Tensor from = source;
   if (from.scalar_type() != self.scalar_type()) from = from.to(self.scalar_type());
@@ -53,12 +59,12 @@ void copyFromDevice(at::Tensor& self, const at::Tensor& source, bool non_blockin
       from = same_layout;
       non_blocking = false;
     }
-    streamOf(from).download(addressOf(from), self.mutable_data_ptr(), self.nbytes(), non_blocking);
+    readFrom(from, self.mutable_data_ptr(), non_blocking);
     return;
   }
   from = from.contiguous();
   at::Tensor received = at::empty(from.sizes(), self.options());
-  streamOf(from).download(addressOf(from), received.mutable_data_ptr(), received.nbytes(), false);
+  readFrom(from, received.mutable_data_ptr(), false);
   self.copy_(received);
 }
 
@@ -115,7 +121,7 @@ at::Tensor copyFromAndResize(const at::Tensor& self, const at::Tensor& destinati
 at::Scalar localScalar(const at::Tensor& self) {
   // Only the bytes of the one element travel.
   at::Tensor host = at::empty({}, self.options().device(at::kCPU));
-  streamOf(self).download(addressOf(self), host.mutable_data_ptr(), host.nbytes(), false);
+  readFrom(self, host.mutable_data_ptr(), false);
   at::Scalar value = host.item();
   if (self.is_conj()) value = value.conj();
   return self.is_neg() ? -value : value;

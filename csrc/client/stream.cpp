@@ -358,8 +358,14 @@ void Stream::upload(Address base, uint64_t offset, const void* from, uint64_t by
   if (wait_for != 0) waitCompleted(wait_for);
 }
 
-void Stream::download(Address from, void* to, uint64_t bytes, bool non_blocking) {
+void Stream::download(Address base, uint64_t offset, void* to, uint64_t bytes,
+                      bool non_blocking) {
   if (bytes == 0) return;
+  const Address from = base + offset;
+  {
+    const Lock held = lock();
+    ensureBound(base, held);
+  }
   if (bytes <= wire::kInlineBytesMax) {
     const Payload payload = request(Kind::kRead, {from, bytes});
     if (payload.size() * 8 < bytes) raiseLost("it sent too few bytes");

@@ -105,7 +105,7 @@ class Stream {
   // [base, base + bytes) is the segment; the range written is [base + offset, + bytes).
   void upload(wire::Address base, uint64_t offset, const void* from, uint64_t bytes,
               bool non_blocking);
-  void download(wire::Address from, void* to, uint64_t bytes, bool non_blocking);
+  void download(wire::Address base, uint64_t offset, void* to, uint64_t bytes, bool non_blocking);
   // Gives back a host block once the worker is past `sequence`.
   void releaseHostAfter(uint64_t host_offset, uint64_t sequence);
 

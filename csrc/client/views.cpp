@@ -1,7 +1,7 @@
 // Operators that change only a tensor's description: factories without values, views, resizing.
 // They send nothing; the worker learns of a segment when a call uses it.
 #include <ATen/EmptyTensor.h>
-#include <ATen/InferSize.h>
+#include <ATen/Functions.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -113,7 +113,15 @@ bool isSetTo(const at::Tensor& self, const at::Tensor& other) {
          self.sizes() == other.sizes() && self.strides() == other.strides();
 }
 
+// Forward-mode AD asks for zeros that need no memory; ours are ordinary ones.
+at::Tensor zerosForTangents(at::IntArrayRef size, std::optional<c10::ScalarType> dtype,
+                            std::optional<c10::Layout> layout, std::optional<c10::Device> device,
+                            std::optional<bool> pin_memory) {
+  return at::zeros(size, dtype, layout, device, pin_memory);
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("_efficientzerotensor", zerosForTangents);
   m.impl("empty.memory_format", empty);
   m.impl("empty_strided", emptyStrided);
   m.impl("as_strided", at::native::as_strided_tensorimpl);

@@ -44,10 +44,18 @@ bool sameLayout(const Shape& shape, const at::Tensor& tensor) {
 
 // Whether nothing but this tensor holds its storage, from the start: then the storage can become a
 // segment as it is.
-bool ownsStorage(const at::Tensor& tensor) {
-  return tensor.has_storage() && tensor.storage().use_count() == 1 && tensor.storage_offset() == 0 &&
-         !tensor.is_conj() && !tensor.is_neg();
+// The storage must really hold what the tensor spans: torch's "zero tensors" have no memory at all.
+bool ownsStorage(const at::Tensor& tensor, int64_t holders) {
+  return tensor.has_storage() && tensor.storage().use_count() == holders &&
+         tensor.storage_offset() == 0 && !tensor.is_conj() && !tensor.is_neg() &&
+         (tensor.numel() == 0 || tensor.storage().data() != nullptr);
 }
+
+// The worker's loop runs below autograd; a recorded call needs it for the time of one operator.
+struct AboveAutograd {
+  c10::impl::ForceDispatchKeyGuard keys{c10::default_included_set, c10::default_excluded_set};
+  c10::AutoGradMode with_grad{true};
+};
 
 void appendShape(std::vector<uint64_t>& payload, uint64_t head, const at::Tensor& tensor) {
   payload.push_back(head);
@@ -245,9 +253,7 @@ at::Tensor Calls::tensorAt(wire::Address address, const Shape& shape,
 void Calls::invoke(const PreparedCall& prepared, Run& run) {
   const int64_t start = transport::nowNs();
   if (run.record) {
-    // The loop runs below autograd; a recorded call needs it for the time of this operator.
-    const c10::impl::ForceDispatchKeyGuard above(c10::DispatchKeySet(), c10::DispatchKeySet());
-    const c10::AutoGradMode with_grad(true);
+    const AboveAutograd above;
     prepared.op.callBoxed(run.stack);
   } else {
     prepared.op.callBoxed(run.stack);
@@ -304,7 +310,7 @@ void Calls::bindOutput(const Shape& shape, const at::Tensor& value, wire::Addres
               ", but sizes ", at::IntArrayRef(shape.sizes), " and dtype ", shape.dtype,
               " were expected: its output depends on more than its arguments' shapes");
   if (address == 0) return;  // no bytes, so no segment
-  if (sameLayout(shape, value) && ownsStorage(value) && value.device() == device_) {
+  if (sameLayout(shape, value) && ownsStorage(value, 1) && value.device() == device_) {
     segments_.bind(address, value.storage(), static_cast<uint64_t>(shape.span_bytes));
     return;
   }
@@ -373,11 +379,10 @@ void Calls::learnTensor(const at::Tensor& value, const torch::jit::Stack& argume
   at::Tensor fresh = value.device() == device_ ? value : value.to(device_);
   // A recorded output stays part of its graph; the client's copy of it shares the memory.
   if (fresh.requires_grad()) fresh = fresh.detach();
-  const bool dense = fresh.is_non_overlapping_and_dense() && fresh.storage_offset() == 0 &&
-                     !fresh.is_conj() && !fresh.is_neg();
-  const bool owned = fresh.storage().use_count() == (fresh.is_same(value) ? 1 : 2);
-  if (!dense || !owned) fresh = fresh.clone(at::MemoryFormat::Preserve);
-  if (fresh.is_conj() || fresh.is_neg()) fresh = fresh.resolve_conj().resolve_neg();
+  if (!fresh.is_non_overlapping_and_dense() || !ownsStorage(fresh, fresh.is_same(value) ? 1 : 2)) {
+    at::Tensor copy = at::empty_like(fresh, at::MemoryFormat::Preserve);
+    fresh = copy.copy_(fresh);
+  }
   learned_.push_back(fresh);
   appendShape(payload, shapeHead(OutputKind::kFresh, fresh), fresh);
 }
@@ -434,8 +439,7 @@ void Calls::backward(Reader& reader, uint64_t sequence) {
       seeds.push_back(tensorAt(gradients[i], shape, poisoned));
     }
     if (poisoned != nullptr) return poison(addresses, graph.leaves.size(), poisoned);
-    const c10::impl::ForceDispatchKeyGuard above(c10::DispatchKeySet(), c10::DispatchKeySet());
-    const c10::AutoGradMode with_grad(true);
+    const AboveAutograd above;
     const int64_t start = transport::nowNs();
     const auto found_gradients =
         torch::autograd::grad(outputs, graph.leaves, seeds, /*retain_graph=*/true,

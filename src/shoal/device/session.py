@@ -29,8 +29,11 @@ class Lease:
     ...     print(lease.devices)
     """
 
-    def __init__(self, url: str, granted: messages.Lease, head: socket.socket) -> None:
+    def __init__(
+        self, url: str, granted: messages.Lease, head: socket.socket, worker_pids: list[int]
+    ) -> None:
         self.url = url
+        self.worker_pids = worker_pids  # by device; on this machine
         self.epoch = granted.epoch
         self.granted = granted.devices
         self._head = head  # the lease ends when this connection does
@@ -96,18 +99,17 @@ def connect(
         if not isinstance(granted, messages.Lease):
             raise LeaseError(f"the pool answered {type(granted).__name__}")
         try:
-            for index, device in enumerate(granted.devices):
-                _open_session(index, device)
+            pids = [_open_session(i, device) for i, device in enumerate(granted.devices)]
         except BaseException:
             _core.detach_all()
             head.close()
             raise
-        _lease = Lease(url, granted, head)
+        _lease = Lease(url, granted, head, pids)
         return _lease
 
 
-def _open_session(index: int, device: messages.GrantedDevice) -> None:
-    """Connects to one device server and hands the rings to the core."""
+def _open_session(index: int, device: messages.GrantedDevice) -> int:
+    """Connects to one device server and hands the rings to the core. Returns the worker's pid."""
     host_fd, host_bytes = _core.host_region()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(HELLO_TIMEOUT_S)
@@ -138,6 +140,7 @@ def _open_session(index: int, device: messages.GrantedDevice) -> None:
         name=device.info.name,
         is_cpu=device.info.device == "cpu",
     )
+    return welcome.worker_pid
 
 
 def prepare() -> None:

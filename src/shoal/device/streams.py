@@ -24,14 +24,17 @@ class Stream(torch.Stream):
         return super().__new__(cls, _device(device), priority=priority)
 
 
-class Event(torch.Event):
-    """A point in the op stream, with the device's own time."""
+def Event(
+    device: Any = None,
+    enable_timing: bool = False,
+    blocking: bool = False,
+    interprocess: bool = False,
+) -> torch.Event:
+    """A point in the op stream, with the device's own time.
 
-    def __new__(
-        cls, device: Any = None, enable_timing: bool = False, blocking: bool = False,
-        interprocess: bool = False,
-    ) -> Event:
-        return super().__new__(cls, _device(device), enable_timing=enable_timing)
+    A function, because torch compares events only with its own class.
+    """
+    return torch.Event(_device(device), enable_timing=enable_timing)
 
 
 def current_stream(device: Any = None) -> torch.Stream:

@@ -71,7 +71,10 @@ class Head:
         ours, theirs = socket.socketpair()
         fds = (listener.fileno(), theirs.fileno())
         command = [sys.executable, "-m", "shoal.pool.server", msgspec.json.encode(spec).decode()]
-        child = subprocess.Popen([*command, *map(str, fds)], pass_fds=fds, stdin=subprocess.DEVNULL)
+        # Our own stdout is a pipe that nobody reads after "ready".
+        child = subprocess.Popen(
+            [*command, *map(str, fds)], pass_fds=fds, stdin=subprocess.DEVNULL, stdout=2
+        )
         listener.close()
         theirs.close()
         return Server(spec, child, ours, address)
