@@ -120,7 +120,24 @@ at::Tensor zerosForTangents(at::IntArrayRef size, std::optional<c10::ScalarType>
   return at::zeros(size, dtype, layout, device, pin_memory);
 }
 
+// `module.to("shoal")` keeps its Parameters (tied weights stay tied, an optimizer made before stays
+// right) only if torch may exchange a CPU tensor's insides for a device tensor's. Both are plain dense
+// tensors, but torch's own list of such backends leaves out new ones.
+bool compatibleInsides(const at::Tensor& self, const at::Tensor& from) {
+  const auto dense = [](const at::Tensor& t) {
+    return t.layout() == c10::kStrided && !t.is_quantized() && !t.is_nested() &&
+           (t.device().is_cpu() || t.device().is_privateuseone());
+  };
+  return (dense(self) && dense(from)) ||
+         self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(from.key_set());
+}
+
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
+  m.impl("_has_compatible_shallow_copy_type", compatibleInsides);
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("_has_compatible_shallow_copy_type", compatibleInsides);
   m.impl("_efficientzerotensor", zerosForTangents);
   m.impl("empty.memory_format", empty);
   m.impl("empty_strided", emptyStrided);
