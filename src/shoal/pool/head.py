@@ -39,6 +39,7 @@ class Server:
     address: str
     inbox: messages.Inbox = field(default_factory=messages.Inbox)
     ready: messages.Ready | None = None
+    ended: bool = False
 
 
 @dataclass
@@ -49,6 +50,7 @@ class Client:
     inbox: messages.Inbox = field(default_factory=messages.Inbox)
     lease: int | None = None
     waiting: messages.AskLease | messages.Describe | None = None  # until the devices are ready
+    gone: bool = False  # it does not take its answers
 
 
 class Head:
@@ -120,13 +122,16 @@ class Head:
                 server.ready = message
                 self.table.add_device(number, server.spec.name, message.memory_bytes)
         if not alive:
+            server.ended = True
             self.selector.unregister(server.channel)
             server.channel.close()
-            self.table.devices.pop(number, None)
+            with suppress(subprocess.TimeoutExpired):
+                server.process.wait(timeout=1.0)  # it closes its descriptors a little before it ends
+            self.table.remove_device(number)
         self._answer_waiting()
 
     def _starting(self) -> bool:
-        return any(s.ready is None and s.process.poll() is None for s in self.servers)
+        return any(s.ready is None and not s.ended for s in self.servers)
 
     def _answer_waiting(self) -> None:
         if self._starting():
@@ -135,13 +140,15 @@ class Head:
             if client.waiting is not None:
                 request, client.waiting = client.waiting, None
                 self._answer(client, request)
+                if client.gone:
+                    self._forget(client)
 
     # --- clients -----------------------------------------------------------------------------------
 
     def _hear_client(self, client: Client) -> None:
         try:
             alive = client.inbox.read(client.connection)
-            while (message := client.inbox.next()) is not None:
+            while not client.gone and (message := client.inbox.next()) is not None:
                 if not isinstance(message, messages.Describe | messages.AskLease):
                     raise ProtocolError(f"a client does not say {type(message).__name__}")
                 if self._starting():
@@ -151,7 +158,7 @@ class Head:
         except (ProtocolError, OSError) as error:
             self._reply(client, messages.Refusal(str(error)))
             alive = False
-        if not alive:
+        if not alive or client.gone:
             self._forget(client)
 
     def _answer(self, client: Client, request: messages.AskLease | messages.Describe) -> None:
@@ -215,9 +222,12 @@ class Head:
                 messages.send(self.servers[share.device].channel, messages.Revoke(share.session))
 
     def _reply(self, client: Client, message: messages.Message) -> None:
-        client.connection.settimeout(1.0)  # a client that does not read is not waited for
-        with suppress(OSError):
+        # An answer fits the socket's buffer, unless the client does not read: it is not waited for.
+        client.connection.setblocking(False)
+        try:
             messages.send(client.connection, message)
+        except OSError:
+            client.gone = True
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 SESSIONS_MAX = 2047  # session numbers are eleven bits of an address, and 0 is none
@@ -55,8 +56,14 @@ class LeaseTable:
     def add_device(self, number: int, name: str, memory_bytes: int) -> None:
         self.devices[number] = Device(number, name, memory_bytes)
 
+    def remove_device(self, number: int) -> None:
+        """The device is gone. Leases that had it keep their other devices."""
+        self.devices.pop(number, None)
+
     def grant(self, count: int, memory_bytes: int | None, avoid: set[int]) -> Granted:
-        """A lease of `count` devices, the freest first."""
+        """A lease of `count` devices, the freest first. A refusal changes nothing."""
+        if memory_bytes is not None and memory_bytes < 1:
+            raise LeaseRefused(f"{memory_bytes} bytes were asked for. Ask for at least one.")
         if count < 1 or count > len(self.devices):
             raise LeaseRefused(
                 f"{count} devices were asked for, the pool has {len(self.devices)}. Ask for fewer, "
@@ -71,16 +78,13 @@ class LeaseTable:
             raise LeaseRefused(self._too_little(count, memory_bytes, len(fitting)))
         chosen = sorted(fitting, key=lambda d: (len(d.granted), -d.free_bytes, d.number))[:count]
         chosen.sort(key=lambda d: d.number)
+        sessions = self._sessions(count, avoid)
         self.epoch += 1
         shares = []
-        for device in chosen:
-            share = Share(
-                device.number,
-                self._session(avoid),
-                memory_bytes if memory_bytes is not None else device.free_bytes,
-            )
-            device.granted[share.session] = share.memory_bytes
-            shares.append(share)
+        for device, session in zip(chosen, sessions, strict=True):
+            share_bytes = memory_bytes if memory_bytes is not None else device.free_bytes
+            device.granted[session] = share_bytes
+            shares.append(Share(device.number, session, share_bytes))
         granted = Granted(self.epoch, self.epoch, tuple(shares))
         self.leases[granted.lease] = granted
         return granted
@@ -90,18 +94,19 @@ class LeaseTable:
         granted = self.leases.pop(lease, None)
         if granted is not None:
             for share in granted.shares:
-                self.devices[share.device].granted.pop(share.session, None)
+                if share.device in self.devices:
+                    self.devices[share.device].granted.pop(share.session, None)
         return granted
 
-    def _session(self, avoid: set[int]) -> int:
-        taken = {s.session for g in self.leases.values() for s in g.shares}
-        taken |= {s for d in self.devices.values() for s in d.granted}
-        for _ in range(SESSIONS_MAX):
-            number = self.next_session
-            self.next_session = number % SESSIONS_MAX + 1
-            if number not in taken and number not in avoid:
-                return number
-        raise LeaseRefused(f"all {SESSIONS_MAX} session numbers of the pool are in use")
+    def _sessions(self, count: int, avoid: set[int]) -> list[int]:
+        """The next free numbers, in a circle: one that was just given back is used last."""
+        taken = avoid | {s.session for g in self.leases.values() for s in g.shares}
+        circle = ((self.next_session - 1 + i) % SESSIONS_MAX + 1 for i in range(SESSIONS_MAX))
+        found = list(itertools.islice((n for n in circle if n not in taken), count))
+        if len(found) < count:
+            raise LeaseRefused(f"all {SESSIONS_MAX} session numbers of the pool are in use")
+        self.next_session = found[-1] % SESSIONS_MAX + 1
+        return found
 
     def _too_little(self, count: int, memory_bytes: int | None, fitting: int) -> str:
         wanted = "any memory" if memory_bytes is None else f"{memory_bytes} bytes"

@@ -8,6 +8,7 @@ ProtocolError; the connection is then closed by whoever read it.
 from __future__ import annotations
 
 import array
+import os
 import socket
 import struct
 from collections.abc import Sequence
@@ -176,18 +177,23 @@ def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None
 def receive(sock: socket.socket, fds_max: int = 0) -> tuple[Message, list[int]]:
     """Waits (as long as the socket's time-out allows) for one frame and its descriptors."""
     inbox = Inbox(fds_max)
-    while True:
-        try:
+    try:
+        while True:
             alive = inbox.read(sock)
-        except TimeoutError:
-            raise ProtocolError("the other side did not answer in time") from None
-        except OSError as error:
-            raise ProtocolError(f"the connection broke: {error}") from None
-        message = inbox.next()
-        if message is not None:
-            return message, inbox.fds
-        if not alive:
-            raise ProtocolError("the other side closed the connection")
+            message = inbox.next()
+            if message is not None:
+                return message, inbox.fds
+            if not alive:
+                raise ProtocolError("the other side closed the connection")
+    except TimeoutError:
+        inbox.close_fds()
+        raise ProtocolError("the other side did not answer in time") from None
+    except OSError as error:
+        inbox.close_fds()
+        raise ProtocolError(f"the connection broke: {error}") from None
+    except ProtocolError:
+        inbox.close_fds()
+        raise
 
 
 class Inbox:
@@ -204,13 +210,21 @@ class Inbox:
             data = sock.recv(64 * 1024)
         else:
             space = socket.CMSG_LEN(self._fds_max * array.array("i").itemsize)
-            data, ancillary, _, _ = sock.recvmsg(64 * 1024, space)
+            data, ancillary, _, _ = sock.recvmsg(64 * 1024, space, socket.MSG_CMSG_CLOEXEC)
             for level, kind, payload in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                     whole = len(payload) // 4 * 4
                     self.fds += array.array("i", payload[:whole])
+            if len(self.fds) > self._fds_max:
+                raise ProtocolError(f"more than {self._fds_max} descriptors came")
         self._bytes += data
         return bool(data)
+
+    def close_fds(self) -> None:
+        """Lets go of the descriptors that came, for a reader that does not want them."""
+        for fd in self.fds:
+            os.close(fd)
+        self.fds.clear()
 
     def next(self) -> Message | None:
         """The next whole message, if there is one."""
@@ -225,5 +239,5 @@ class Inbox:
         del self._bytes[: 4 + length]
         try:
             return _decoder.decode(body)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError(f"a frame is malformed: {error}") from None

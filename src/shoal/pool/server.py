@@ -12,7 +12,10 @@ import signal
 import socket
 import struct
 import sys
+import time
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -21,6 +24,15 @@ from shoal.pool import messages, process
 from shoal.pool.spec import DeviceSpec, default_threads, host_memory_bytes
 
 HELLO_TIMEOUT_S = 2.0  # a client on this machine has its greeting ready
+GREETINGS_MAX = 64  # connections that have not yet said who they are
+
+
+@dataclass
+class Greeting:
+    """A connection that has not yet shown a token."""
+
+    deadline: float
+    inbox: messages.Inbox = field(default_factory=lambda: messages.Inbox(fds_max=1))
 
 
 class DeviceServer:
@@ -35,20 +47,23 @@ class DeviceServer:
         self.threads = spec.threads or default_threads()
         self.grants: dict[str, messages.Grant] = {}  # by token; used once
         self.workers: dict[int, int] = {}  # session -> pid
+        self.selector = selectors.DefaultSelector()
+        self.greetings: dict[socket.socket, Greeting] = {}
 
     def serve(self) -> None:
         messages.send(self.head, messages.Ready(self.memory_bytes, self.threads))
-        selector = selectors.DefaultSelector()
-        selector.register(self.head, selectors.EVENT_READ)
-        selector.register(self.listener, selectors.EVENT_READ)
+        self.selector.register(self.head, selectors.EVENT_READ)
+        self.selector.register(self.listener, selectors.EVENT_READ)
         while True:
-            ready = {key.fileobj for key, _ in selector.select(timeout=0.5)}
+            ready = {key.fileobj for key, _ in self.selector.select(timeout=0.5)}
             if self.head in ready and not self._hear_head():
                 break
             if self.listener in ready:
-                connection, _ = self.listener.accept()
-                with connection:
-                    self._greet(connection)
+                self._accept()
+            for connection in ready & self.greetings.keys():
+                assert isinstance(connection, socket.socket)
+                self._hear_greeting(connection)
+            self._drop_late_greetings()
             self._reap()
         for pid in self.workers.values():
             with suppress(ProcessLookupError):
@@ -70,31 +85,59 @@ class DeviceServer:
                         os.kill(pid, signal.SIGKILL)
         return alive
 
-    def _greet(self, connection: socket.socket) -> None:
-        """Greets one client; if its token is good, a forked worker takes the connection over."""
-        connection.settimeout(HELLO_TIMEOUT_S)
-        fds: list[int] = []
+    # --- greetings: nobody is waited for, so that a slow or silent client delays nobody else ---------
+
+    def _accept(self) -> None:
+        connection, _ = self.listener.accept()
+        connection.setblocking(False)
+        self.greetings[connection] = Greeting(time.monotonic() + HELLO_TIMEOUT_S)
+        self.selector.register(connection, selectors.EVENT_READ)
+        if len(self.greetings) > GREETINGS_MAX:
+            self._end_greeting(next(iter(self.greetings)), "too many clients connect at once")
+
+    def _hear_greeting(self, connection: socket.socket) -> None:
+        """Reads what a client has said; if its token is good, a forked worker takes it over."""
+        inbox = self.greetings[connection].inbox
         try:
             check_same_user(connection)
-            hello, fds = messages.receive(connection, fds_max=1)
-            if not isinstance(hello, messages.Hello) or len(fds) != 1:
-                raise ProtocolError("a session starts with Hello and one descriptor")
-            problem = messages.version_mismatch(hello.versions, messages.our_versions())
-            if problem:
-                raise ProtocolError(problem)
-            grant = self.grants.pop(hello.token, None)
-            if grant is None:
-                raise ProtocolError("the lease is not known here: it ended, or was never granted")
-            pid = os.fork()
-            if pid == 0:
-                self._become_worker(connection, hello, fds[0], grant)
-            self.workers[grant.session] = pid
-        except ProtocolError as error:
+            alive = inbox.read(connection)
+            hello = inbox.next()
+            if hello is not None:
+                self._greet(connection, hello, inbox.fds)
+            if hello is not None or not alive:
+                self._end_greeting(connection)
+        except (ProtocolError, OSError) as error:
+            self._end_greeting(connection, str(error))
+
+    def _greet(
+        self, connection: socket.socket, hello: messages.Message, fds: Sequence[int]
+    ) -> None:
+        if not isinstance(hello, messages.Hello) or len(fds) != 1:
+            raise ProtocolError("a session starts with Hello and one descriptor")
+        problem = messages.version_mismatch(hello.versions, messages.our_versions())
+        if problem:
+            raise ProtocolError(problem)
+        grant = self.grants.pop(hello.token, None)
+        if grant is None:
+            raise ProtocolError("the lease is not known here: it ended, or was never granted")
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(connection, hello, fds[0], grant)
+        self.workers[grant.session] = pid
+
+    def _end_greeting(self, connection: socket.socket, refusal: str = "") -> None:
+        greeting = self.greetings.pop(connection)
+        self.selector.unregister(connection)
+        if refusal:
             with suppress(OSError):
-                messages.send(connection, messages.Refusal(str(error)))
-        finally:
-            for fd in fds:
-                os.close(fd)
+                messages.send(connection, messages.Refusal(refusal))
+        greeting.inbox.close_fds()
+        connection.close()
+
+    def _drop_late_greetings(self) -> None:
+        now = time.monotonic()
+        for connection in [c for c, g in self.greetings.items() if g.deadline < now]:
+            self._end_greeting(connection, f"no Hello came within {HELLO_TIMEOUT_S} s")
 
     def _become_worker(
         self, connection: socket.socket, hello: messages.Hello, host_fd: int, grant: messages.Grant
@@ -104,6 +147,9 @@ class DeviceServer:
             process.die_with_parent_thread()
             self.listener.close()
             self.head.close()
+            self.selector.close()
+            for other in self.greetings.keys() - {connection}:
+                other.close()
             connection.settimeout(None)
             from shoal import _core
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 
@@ -21,6 +22,7 @@ _UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
+_BYTES_MAX = 2**62
 _OPTIONS = ("memory", "speed", "threads", "name")
 _DEVICE = re.compile(r"[a-z]+(:\d+)?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -44,9 +46,10 @@ def parse_bytes(text: str) -> int:
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     unit = _UNITS.get(match.group(2).lower()) if match else None
-    if match is None or unit is None:
+    amount = float(match.group(1)) * unit if match and unit else math.inf
+    if amount >= _BYTES_MAX:
         raise DeviceSpecError(f"{text!r} is no amount of memory; write for example 160MiB or 2GB")
-    return int(float(match.group(1)) * unit)
+    return int(amount)
 
 
 def parse_device(text: str, number: int = 0) -> DeviceSpec:
@@ -91,7 +94,7 @@ def _speed(text: str, value: str) -> float:
 def _threads(text: str, value: str | None) -> int | None:
     if value is None:
         return None
-    if not value.isdigit() or not 1 <= int(value) <= 4096:
+    if not value.isdecimal() or not 1 <= int(value) <= 4096:
         raise DeviceSpecError(f"{text!r}: threads is a whole number from 1 on, not {value!r}")
     return int(value)
 
@@ -99,7 +102,7 @@ def _threads(text: str, value: str | None) -> int | None:
 def default_threads() -> int:
     """What workers use where the declaration does not say: OMP_NUM_THREADS, else all cores."""
     text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    return int(text) if text.isdigit() and int(text) > 0 else (os.cpu_count() or 1)
+    return int(text) if text.isdecimal() and int(text) > 0 else (os.cpu_count() or 1)
 
 
 def host_memory_bytes() -> int:

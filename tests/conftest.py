@@ -1,0 +1,46 @@
+"""What all tests share: one thread on each side, one pool and one lease per pytest process."""
+
+from __future__ import annotations
+
+import os
+
+# Before torch: with one thread on each side, sums are added in the same order on both.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.pop("SHOAL_POOL", None)
+os.environ.pop("SHOAL_BLOCKING", None)
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+import shoal
+from tests.support.leases import SharedLease
+
+# A shared machine stalls now and then; a property is about values, never about time.
+settings.register_profile(
+    "shoal",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("shoal")
+
+
+@pytest.fixture(scope="session")
+def shared_lease() -> Iterator[SharedLease]:
+    """The pool of this pytest process. Started by the first test that wants it."""
+    with SharedLease() as shared:
+        yield shared
+
+
+@pytest.fixture
+def device(shared_lease: SharedLease) -> Iterator[torch.device]:
+    """A live shoal device. An error that a test leaves behind unraised is its own."""
+    shared_lease.ensure()
+    yield torch.device("shoal", 0)
+    try:
+        torch.shoal.synchronize()
+    except shoal.DeviceLostError:
+        pytest.fail("the test lost its device")

@@ -1,0 +1,183 @@
+"""Framing: what is sent arrives, in whatever pieces; what is no frame is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+import struct
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.errors import ProtocolError
+from shoal.pool import messages
+from shoal.pool.messages import Inbox, Message, Versions, encode
+
+NUMBERS = st.integers(0, 2**63 - 1)
+TEXTS = st.text(max_size=30)
+INFOS = st.builds(
+    messages.DeviceInfo, NUMBERS, TEXTS, TEXTS, NUMBERS, NUMBERS, NUMBERS, st.floats(0, 1), NUMBERS
+)
+MESSAGES: st.SearchStrategy[Message] = st.one_of(
+    st.builds(messages.Describe),
+    st.builds(messages.PoolInfo, st.lists(INFOS, max_size=3)),
+    st.builds(
+        messages.AskLease,
+        st.none() | NUMBERS,
+        st.none() | NUMBERS,
+        st.lists(NUMBERS, max_size=5),
+    ),
+    st.builds(
+        messages.Lease,
+        NUMBERS,
+        NUMBERS,
+        st.lists(st.builds(messages.GrantedDevice, INFOS, TEXTS, TEXTS, NUMBERS), max_size=3),
+    ),
+    st.builds(messages.Refusal, TEXTS),
+    st.builds(messages.Ready, NUMBERS, NUMBERS),
+    st.builds(messages.Grant, TEXTS, NUMBERS, NUMBERS),
+    st.builds(messages.Revoke, NUMBERS),
+    st.builds(messages.Hello, st.builds(Versions, TEXTS, TEXTS, NUMBERS), TEXTS, NUMBERS),
+    st.builds(messages.Welcome, NUMBERS, NUMBERS),
+)
+
+
+class Bytes:
+    """A socket that gives prepared pieces, then closes."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self.pieces = pieces
+
+    def recv(self, _: int) -> bytes:
+        return self.pieces.pop(0) if self.pieces else b""
+
+
+def read_all(pieces: list[bytes]) -> list[Message]:
+    inbox, source, found = Inbox(), Bytes([p for p in pieces if p]), []
+    while inbox.read(source):  # type: ignore[arg-type]
+        while (message := inbox.next()) is not None:
+            found.append(message)
+    return found
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    left, right = socket.socketpair()
+    left.settimeout(10)
+    right.settimeout(10)
+    with left, right:
+        yield left, right
+
+
+@given(st.lists(MESSAGES, max_size=5), st.lists(st.integers(0, 2000), max_size=8))
+def test_messages_survive_any_cutting_of_the_stream(sent: list[Message], cuts: list[int]) -> None:
+    stream = b"".join(map(encode, sent))
+    edges = [0, *sorted(min(c, len(stream)) for c in cuts), len(stream)]
+    pieces = [stream[a:b] for a, b in itertools.pairwise(edges)]
+    assert read_all(pieces) == sent
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_messages_or_protocol_errors(data: bytes) -> None:
+    with contextlib.suppress(ProtocolError):
+        read_all([data])
+
+
+@given(MESSAGES, st.data())
+def test_a_changed_byte_never_escapes_as_another_error(
+    message: Message, data: st.DataObject
+) -> None:
+    frame = bytearray(encode(message))
+    at = data.draw(st.integers(0, len(frame) - 1))
+    frame[at] ^= data.draw(st.integers(1, 255))
+    with contextlib.suppress(ProtocolError):
+        read_all([bytes(frame)])
+
+
+def test_a_frame_over_the_limit_is_refused_before_its_bytes_come() -> None:
+    with pytest.raises(ProtocolError, match="over the limit"):
+        read_all([struct.pack("<I", messages.FRAME_BYTES_MAX + 1)])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xc1",  # a byte that msgpack never uses
+        msgspec.msgpack.encode({"type": "Nonsense"}),
+        msgspec.msgpack.encode({"type": "Revoke"}),
+        msgspec.msgpack.encode({"type": "Revoke", "session": "one"}),
+        msgspec.msgpack.encode([1, 2, 3]),
+        b"\x81" * 5000,  # maps in maps
+    ],
+)
+def test_malformed_bodies_are_protocol_errors(body: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        read_all([struct.pack("<I", len(body)) + body])
+
+
+def test_descriptors_arrive_with_their_frame(pair: tuple[socket.socket, socket.socket]) -> None:
+    left, right = pair
+    read_end, write_end = os.pipe()
+    messages.send(left, messages.Revoke(7), [write_end])
+    os.close(write_end)
+    message, fds = messages.receive(right, fds_max=1)
+    assert message == messages.Revoke(7)
+    os.write(fds[0], b"x")
+    assert os.read(read_end, 1) == b"x"
+    assert not os.get_inheritable(fds[0])  # programs that the client starts must not keep it
+    for fd in (read_end, *fds):
+        os.close(fd)
+
+
+def test_descriptors_of_a_refused_frame_are_closed(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    left, right = pair
+    before = set(os.listdir("/proc/self/fd"))
+    socket.send_fds(left, [struct.pack("<I", 1) + b"\xc1"], [left.fileno()])
+    with pytest.raises(ProtocolError):
+        messages.receive(right, fds_max=1)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_descriptors_over_the_limit_never_stay_open(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    left, right = pair
+    before = set(os.listdir("/proc/self/fd"))
+    socket.send_fds(left, [encode(messages.Revoke(1))], [left.fileno()] * 8)
+    try:
+        _, fds = messages.receive(right, fds_max=1)
+    except ProtocolError:
+        fds = []
+    for fd in fds:
+        os.close(fd)
+    assert len(fds) <= 1
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_silence_and_closing_are_told_apart(pair: tuple[socket.socket, socket.socket]) -> None:
+    left, right = pair
+    right.settimeout(0.01)
+    with pytest.raises(ProtocolError, match="in time"):
+        messages.receive(right)
+    left.close()
+    with pytest.raises(ProtocolError, match="closed"):
+        messages.receive(right)
+
+
+def test_versions_that_differ_are_both_named() -> None:
+    ours = Versions("0.1.0", "2.13.0", 1)
+    assert messages.version_mismatch(ours, ours) is None
+    for other in (Versions("0.2.0", "2.13.0", 1), Versions("0.1.0", "2.14.0", 1)):
+        text = messages.version_mismatch(other, ours)
+        assert text is not None
+        for version in (ours.shoal, ours.torch, other.shoal, other.torch):
+            assert version in text
+    assert messages.version_mismatch(Versions("0.1.0", "2.13.0", 2), ours) is not None
