@@ -1,4 +1,4 @@
-"""torch's operator database (op_db) on the device: forward for several dtypes, gradients for float32."""
+"""torch's operator database on the device: forward in several dtypes, gradients in float32."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def checks(op: Any) -> Iterator[tuple[str, Any, bool]]:
 
 
 def run_check(op: Any, dtype: torch.dtype, gradient: bool) -> int:
-    """Runs all samples of one check; returns how many, raises Different at the first that differs."""
+    """Runs all samples of one check; returns how many. Raises Different at the first that is."""
     count = 0
     for number, sample in enumerate(_samples(op, dtype, gradient)):
         args = (sample.input, *sample.args)
@@ -107,7 +107,9 @@ def _backward(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[An
     outputs = [
         t
         for t in tree_flatten(result)[0]
-        if isinstance(t, torch.Tensor) and t.requires_grad and t.dtype.is_floating_point | t.is_complex()
+        if isinstance(t, torch.Tensor)
+        and t.requires_grad
+        and t.dtype.is_floating_point | t.is_complex()
     ]
     leaves = _leaves((args, kwargs))
     if not outputs or not leaves:
