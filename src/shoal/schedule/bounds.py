@@ -29,7 +29,7 @@ from shoal.schedule.solver import INFINITY, Ints, Program
 from shoal.schedule.throughputs import Floats, Group, Throughputs
 
 #: Intervals of the completion-time bound: more are tighter and slower.
-INTERVALS = 40
+INTERVALS = 64
 #: With more tasks than this only the makespan and the trivial bound are computed.
 TASKS_MAX = 1500
 
@@ -142,10 +142,11 @@ def _makespan(work: _Work) -> float:
 
 
 def _interval_edges(horizon_s: float, least_s: float) -> Floats:
-    """From 0, first evenly, then growing: early finishes need the finer grid."""
-    even = np.linspace(0.0, horizon_s, INTERVALS // 2 + 1)
-    growing = np.geomspace(least_s, horizon_s, INTERVALS // 2)
-    return np.unique(np.concatenate([even, growing]))
+    """Even up to the horizon, finer near 0 where short tasks finish, coarse after it."""
+    even = np.linspace(0.0, horizon_s, INTERVALS + 1)
+    early = np.geomspace(least_s, horizon_s / INTERVALS, INTERVALS // 8)
+    late = horizon_s * np.array([1.1, 1.25, 1.5, 2.0])
+    return np.unique(np.concatenate([even, early, late]))
 
 
 def completion_bound(
@@ -160,8 +161,8 @@ def _completion(work: _Work, makespan_s: float) -> float:
     trivial = float(work.least_s.mean())
     if len(work.tasks) > TASKS_MAX:
         return trivial
-    # A schedule may well end after the least makespan: twice that, and then one open interval.
-    edges = _interval_edges(2 * makespan_s, min(float(work.least_s.min()), makespan_s / 100))
+    # A schedule may well end after the least makespan: the last interval is open.
+    edges = _interval_edges(makespan_s, min(float(work.least_s.min()), makespan_s / 1000))
     starts, ends = edges, np.append(edges[1:], INFINITY)
     lengths = np.where(np.isfinite(ends), ends - starts, 1e3 * makespan_s)
     program = Program()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shoal.schedule.model import Pool, Task
+from shoal.schedule.policy import View
 from shoal.schedule.throughputs import Floats, Throughputs
 
 
@@ -66,3 +67,50 @@ def fair_finishes(
             active = np.append(active, arrived)
             arrived += 1
     return finishes
+
+
+class FairClock:
+    """Equal sharing as it would have gone so far, known step by step and without the future.
+
+    `advance` moves it to the view's time. A task that would be done by now keeps the time that it
+    would have taken.
+    """
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+        self._left: dict[int, float] = {}  # Steps a fair share would have left.
+        self._rates: dict[int, float] = {}
+        self._done_s: dict[int, float] = {}  # Time from arrival to fair finish.
+
+    def advance(self, view: View) -> None:
+        """Give each task its equal share of the time since the last call."""
+        passed_s = view.now_s - self._now_s
+        for task, left in list(self._left.items()):
+            rate = self._rates.get(task, 0.0)
+            self._left[task] = max(0.0, left - rate * passed_s)
+        present = {state.id: state for state in view.tasks}
+        for task in [task for task in self._left if task not in present]:
+            # Finished for real: under equal sharing it might go on, but it no longer matters.
+            del self._left[task]
+            self._done_s.pop(task, None)
+        for task, state in present.items():
+            late_s = view.now_s - state.task.arrival_s
+            self._left.setdefault(task, state.task.steps)
+            if self._left[task] <= 0:
+                self._done_s.setdefault(task, max(late_s, 1e-9))
+        rows = [state.row for state in view.tasks]
+        tasks = [state.task for state in view.tasks]
+        rates = equal_share_rates(view.pool, view.table, rows, tasks, len(tasks))
+        self._rates = dict(zip(present, rates.tolist(), strict=True))
+        self._now_s = view.now_s
+
+    def fair_times(self, view: View) -> Floats:
+        """Seconds from arrival to the fair finish, if nobody else arrived."""
+        times = []
+        for state in view.tasks:
+            done_s = self._done_s.get(state.id)
+            if done_s is None:
+                age_s = view.now_s - state.task.arrival_s
+                done_s = age_s + self._left[state.id] / max(self._rates[state.id], 1e-300)
+            times.append(done_s)
+        return np.array(times)

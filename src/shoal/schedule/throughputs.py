@@ -98,12 +98,31 @@ class Throughputs:
         found = self.measured.get((kind, group))
         if found is not None:
             return found if min(found) > 0 else None
+        if len(group) > 2 and (kind, group[:2]) in self.measured:
+            return self._from_pairs(kind, group)
         members = list(group)
         wanted = self.busy[members, kind].sum(axis=0)
         alone = self.alone[members, kind]
         if np.isnan(wanted).any() or alone.min() <= 0:
             return None
         return tuple((alone / max(1.0, float(wanted.max()))).tolist())
+
+    def _from_pairs(self, kind: int, group: Group) -> tuple[float, ...] | None:
+        """Each partner slows a member down as it does in a pair: the slowdowns multiply."""
+        rates = []
+        for place, row in enumerate(group):
+            alone = float(self.alone[row, kind])
+            rate = alone
+            for other_place, other in enumerate(group):
+                if other_place == place:
+                    continue
+                pair = (min(row, other), max(row, other))
+                both = self.measured.get((kind, pair))
+                if both is None or min(both) <= 0:
+                    return None
+                rate *= min(1.0, both[0 if row <= other else 1] / alone)
+            rates.append(rate)
+        return tuple(rates)
 
     def fits(self, kind: int, group: Group, memory_bytes: int) -> bool:
         """Do the members' predicted memories fit on each device? Unknown sizes count as fitting."""

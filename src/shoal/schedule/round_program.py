@@ -1,0 +1,248 @@
+"""One round as an integer program: which classes run together on which kind, how many times.
+
+Columns are (kind, classes): a set of devices that runs one task of each class. Rows: devices of each
+kind, tasks of each class, owners' quotas. Groups of classes are many, so they are priced out: only
+those that would beat what the linear program has found so far are added.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shoal.schedule.classes import Classes, Ints
+from shoal.schedule.policy import View
+from shoal.schedule.prices import Groups
+from shoal.schedule.solver import Program, Solution
+from shoal.schedule.throughputs import Floats
+
+#: Columns added in one pricing, and pricings until the search settles for what it has.
+COLUMNS_STEP = 1500
+PRICINGS_MAX = 6
+#: Branches of the integer search. More than enough for most rounds; the rest degrade by a little.
+NODES_MAX = 40
+#: Combinations of classes tried for one group of three or more.
+COMBINATIONS_MAX = 8
+#: A plan that moves nobody is this much better than an equal one that does.
+STAY_BONUS = 1e-3
+
+
+@dataclass(slots=True)
+class Candidates:
+    """Columns of one size: `members` has one row per column."""
+
+    kinds: Ints
+    members: Ints  # (columns, size): classes.
+    values: Floats
+
+
+@dataclass(slots=True)
+class Chosen:
+    """What runs: (kind, classes, times). `bound` holds for every column that was considered."""
+
+    columns: list[tuple[int, tuple[int, ...], int]] = field(default_factory=list)
+    value: float = 0.0
+    bound: float = 0.0
+    device_prices: Floats = field(default_factory=lambda: np.zeros(0))
+
+
+def progress(
+    view: View, classes: Classes, kinds: Ints, members: Ints, rates: Floats
+) -> Floats:
+    """Part of each member that is done in the round, shape like `members`.
+
+    When one finishes, the others go on as if it had never been there; for groups of more than two
+    this is counted from the last finish on.
+    """
+    left = classes.steps[members]
+    waits = restart_waits(view, classes, kinds, members)
+    time_s = view.round_s - waits
+    done = rates * time_s
+    if members.shape[1] > 1:
+        ends = np.minimum(view.round_s, waits + left / np.maximum(rates, 1e-300))
+        alone = view.table.alone[classes.rows[members], kinds[:, None]]
+        for place in range(members.shape[1]):
+            others = np.delete(ends, place, axis=1).max(axis=1)
+            rest_s = np.maximum(0.0, view.round_s - np.maximum(others, waits[:, place]))
+            done[:, place] += (alone[:, place] - rates[:, place]) * rest_s
+    part: Floats = np.minimum(np.maximum(done, 0.0) / left, 1.0)
+    return part
+
+
+def restart_waits(view: View, classes: Classes, kinds: Ints, members: Ints) -> Floats:
+    """Seconds that each member loses because it resumes or moves."""
+    at = classes.at[members]
+    moves = classes.started[members] & (at != kinds[:, None])
+    return np.where(moves, view.restart_cost_s, 0.0)
+
+
+class RoundProgram:
+    """Chooses the columns with the most value.
+
+    Args:
+        worth: Value of finishing one task of each class.
+    """
+
+    def __init__(self, view: View, classes: Classes, groups: Groups, worth: Floats) -> None:
+        self.view, self.classes, self.worth = view, classes, worth
+        self.by_row: dict[int, Ints] = {}
+        for row in set(classes.rows.tolist()):
+            self.by_row[row] = np.flatnonzero(classes.rows == row)
+        self.singles = self._singles()
+        self.shared = self._shared(groups)
+        self.taken: list[Candidates] = [self.singles]
+        self.owners = sorted(set(classes.owners) & set(view.pool.quotas))
+
+    def _value(self, kinds: Ints, members: Ints, rates: Floats) -> Floats:
+        part = progress(self.view, self.classes, kinds, members, rates)
+        stay = 1.0 + STAY_BONUS * (self.classes.at[members] == kinds[:, None])
+        values: Floats = (part * self.worth[members] * stay).sum(axis=1)
+        return values
+
+    def _singles(self) -> Candidates:
+        number, kinds = np.nonzero(self.classes.allowed)
+        members = number[:, None]
+        rates = self.view.table.alone[self.classes.rows[number], kinds][:, None]
+        return Candidates(kinds, members, self._value(kinds, members, rates))
+
+    def _shared(self, groups: Groups) -> list[Candidates]:
+        """Every way to fill every group with classes, by group size."""
+        by_size: dict[int, list[tuple[Ints, Ints, Floats]]] = {}
+        for kind, group, rates in zip(groups.kinds, groups.groups, groups.rates, strict=True):
+            if len(group) == 1:
+                continue
+            members = self._fillings(int(kind), group)
+            if len(members):
+                kinds = np.full(len(members), kind)
+                speeds = np.broadcast_to(np.array(rates), members.shape)
+                by_size.setdefault(len(group), []).append((kinds, members, speeds))
+        found = []
+        for _, blocks in sorted(by_size.items()):
+            kinds, members, rates = (np.concatenate(part) for part in zip(*blocks, strict=True))
+            found.append(Candidates(kinds, members, self._value(kinds, members, rates)))
+        return found
+
+    def _fillings(self, kind: int, group: tuple[int, ...]) -> Ints:
+        """Classes for each place of the group; for long groups only the most valuable ones."""
+        places = []
+        for row in group:
+            usable = self.by_row[row][self.classes.allowed[self.by_row[row], kind]]
+            if len(group) > 2:
+                dear = np.argsort(-self.worth[usable] / self.classes.steps[usable], kind="stable")
+                usable = usable[dear[: max(1, COMBINATIONS_MAX // len(group))]]
+            places.append(usable)
+        grid = np.stack([axis.ravel() for axis in np.meshgrid(*places, indexing="ij")], axis=1)
+        # Equal rows are filled in one order only, and never with more tasks than there are.
+        keep = np.ones(len(grid), dtype=np.bool_)
+        for place in range(1, len(group)):
+            if group[place] == group[place - 1]:
+                keep &= grid[:, place] >= grid[:, place - 1]
+        for place in range(len(group)):
+            same = (grid == grid[:, place : place + 1]).sum(axis=1)
+            keep &= same <= self.classes.count[grid[:, place]]
+        return grid[keep]
+
+    def solve(self) -> Chosen:
+        """Price columns out, then search for the best whole plan; greedy where none is found."""
+        relaxed = None
+        complete = False
+        for _ in range(PRICINGS_MAX):
+            relaxed = self._program(integer=False).solve()
+            assert relaxed is not None, "running nothing is always feasible"
+            complete = not self._price_out(relaxed.prices)
+            if complete:
+                break
+        assert relaxed is not None
+        chosen = self._whole(self._program(integer=True).solve(nodes_max=NODES_MAX, gap=1e-6))
+        kinds_count = len(self.view.pool.kinds)
+        chosen.device_prices = np.maximum(0.0, -relaxed.prices[:kinds_count])
+        chosen.bound = -relaxed.objective if complete else np.inf
+        return chosen
+
+    def _program(self, integer: bool) -> Program:
+        classes = self.classes
+        program = Program()
+        counts = np.array([float(kind.count) for kind in self.view.pool.kinds])
+        devices = program.at_most(counts)
+        tasks = program.at_most(classes.count)
+        limits = np.array([float(self.view.pool.quotas[owner]) for owner in self.owners])
+        quotas = program.at_most(limits)
+        quota_of = {owner: row for owner, row in zip(self.owners, quotas.tolist(), strict=True)}
+        for block in self.taken:
+            columns = program.columns(-block.values, INT_MAX, integer)
+            program.add(devices[block.kinds], columns, classes.gangs[block.members[:, 0]])
+            for place in range(block.members.shape[1]):
+                member = block.members[:, place]
+                program.add(tasks[member], columns, np.ones(len(columns)))
+                for number in set(member.tolist()) if self.owners else ():
+                    if classes.owners[number] in quota_of:
+                        mine = columns[member == number]
+                        row = np.full(len(mine), quota_of[classes.owners[number]])
+                        program.add(row, mine, np.full(len(mine), classes.gangs[number]))
+        return program
+
+    def _price_out(self, prices: Floats) -> bool:
+        """Add the columns that the prices of the last solution undervalue; False: there are none."""
+        kinds_count = len(self.view.pool.kinds)
+        device, task = -prices[:kinds_count], -prices[kinds_count : kinds_count + len(self.classes)]
+        added = False
+        for number, block in enumerate(self.shared):
+            first = block.members[:, 0]
+            cost = device[block.kinds] * self.classes.gangs[first] + task[block.members].sum(axis=1)
+            profit = block.values - cost
+            worth = np.flatnonzero(profit > 1e-7 * np.maximum(1.0, np.abs(block.values)))
+            if not len(worth):
+                continue
+            best = worth[np.argsort(-profit[worth], kind="stable")[:COLUMNS_STEP]]
+            self.taken.append(Candidates(block.kinds[best], block.members[best], block.values[best]))
+            rest = np.setdiff1d(np.arange(len(block.kinds)), best)
+            self.shared[number] = Candidates(
+                block.kinds[rest], block.members[rest], block.values[rest]
+            )
+            added = True
+        return added
+
+    def _whole(self, solution: Solution | None) -> Chosen:
+        kinds = np.concatenate([block.kinds for block in self.taken])
+        members = [tuple(row) for block in self.taken for row in block.members.tolist()]
+        values = np.concatenate([block.values for block in self.taken])
+        times = np.zeros(len(kinds)) if solution is None else np.round(solution.values)
+        if solution is None:
+            times = self._greedy(kinds, members, values)
+        chosen = Chosen(value=float(values @ times))
+        for column in np.flatnonzero(times > 0):
+            chosen.columns.append((int(kinds[column]), members[column], int(times[column])))
+        return chosen
+
+    def _greedy(self, kinds: Ints, members: list[tuple[int, ...]], values: Floats) -> Floats:
+        """Most value per device first. Never as good as the search, and never none."""
+        gangs = np.array([self.classes.gangs[m[0]] for m in members])
+        free = [float(kind.count) for kind in self.view.pool.kinds]
+        left = self.classes.count.copy()
+        quota = {owner: float(limit) for owner, limit in self.view.pool.quotas.items()}
+        times = np.zeros(len(kinds))
+        for column in np.argsort(-values / gangs, kind="stable"):
+            need = gangs[column]
+            while free[kinds[column]] >= need and self._take(members[column], left, quota, need):
+                free[kinds[column]] -= need
+                times[column] += 1
+        return times
+
+    def _take(
+        self, members: tuple[int, ...], left: Floats, quota: dict[str, float], need: float
+    ) -> bool:
+        owners = [self.classes.owners[m] for m in members]
+        if any(left[m] < members.count(m) for m in members):
+            return False
+        if any(quota.get(o, np.inf) < need * owners.count(o) for o in owners):
+            return False
+        for member, owner in zip(members, owners, strict=True):
+            left[member] -= 1
+            if owner in quota:
+                quota[owner] -= need
+        return True
+
+
+#: No column is used more often than there are devices anywhere.
+INT_MAX = 1e6
