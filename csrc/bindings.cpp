@@ -35,8 +35,9 @@ void throwDeviceLost(const std::string& text) {
 
 void bindClient(py::module_& m) {
   using client::Devices;
-  m.def("register_device", [](py::object device_lost) {
+  m.def("register_device", [](py::object device_lost, std::vector<std::string> internal) {
     g_device_lost = device_lost.release().ptr();
+    setInternalDirectories(std::move(internal));
     client::lineHooks() = {&currentPythonLine, &describePythonLine, &throwDeviceLost};
     client::registerHooks();
     // Exceptions that leave our own functions; torch translates those that leave its own.

@@ -21,7 +21,7 @@ namespace {
 // Code objects that we have met. Each is kept alive for ever, so its address stays its name.
 struct Known {
   std::atomic<PyCodeObject*> code{nullptr};
-  std::atomic<bool> internal{false};  // torch's or ours: not what the user wants to see
+  std::atomic<bool> internal{false};
 };
 constexpr size_t kKnownMax = 1 << 14;  // a power of two; beyond it, lines of new code are unknown
 std::array<Known, kKnownMax> g_known;
@@ -31,10 +31,14 @@ size_t slotOf(PyCodeObject* code) {
   return (reinterpret_cast<uintptr_t>(code) >> 4) * 0x9E3779B97F4A7C15ull % kKnownMax;
 }
 
+std::vector<std::string> g_internal;
+
 bool isInternal(const char* file) {
   const std::string path(file);
-  return path.find("/torch/") != std::string::npos || path.find("/shoal/") != std::string::npos ||
-         path.rfind("<frozen", 0) == 0;
+  for (const auto& directory : g_internal) {
+    if (path.rfind(directory, 0) == 0) return true;
+  }
+  return path.rfind("<frozen", 0) == 0;
 }
 
 // Looks the code up; the first time it needs the GIL to keep the object.
@@ -83,6 +87,10 @@ std::atomic<uint64_t> g_last{0};  // autograd's threads have no frames: they ans
 
 }  // namespace
 
+void setInternalDirectories(std::vector<std::string> directories) {
+  g_internal = std::move(directories);
+}
+
 // A token is the code's slot and the byte offset of the instruction inside it.
 uint64_t currentPythonLine() {
   PyThreadState* thread = PyGILState_GetThisThreadState();
@@ -123,6 +131,7 @@ std::string describePythonLine(uint64_t token) {
 
 #else  // another Python: calls are not traced to lines
 
+void setInternalDirectories(std::vector<std::string>) {}
 uint64_t currentPythonLine() { return 0; }
 std::string describePythonLine(uint64_t) { return ""; }
 

@@ -61,16 +61,21 @@ class CallCache {
     slots_[at] = {hash, op, std::make_unique<Entry>()};
     slots_[at].entry->key.assign(words, words + count);
     slots_[at].entry->call.id = size_++;
+    words_ += count;
     return &slots_[at].entry->call;
   }
 
-  bool full() const { return size_ >= wire::kPreparedMax; }
+  // Also full before the worker's bound on all templates together is reached (outputs need room too).
+  bool full() const {
+    return size_ >= wire::kPreparedMax || words_ > wire::kPreparedWordsMax / 2;
+  }
   uint32_t size() const { return size_; }
   void clear() {
     slots_.clear();
     slots_.resize(wire::kPreparedMax * 2);
     mask_ = slots_.size() - 1;
     size_ = 0;
+    words_ = 0;
   }
 
  private:
@@ -86,6 +91,7 @@ class CallCache {
   std::vector<Slot> slots_;
   size_t mask_ = 0;
   uint32_t size_ = 0;
+  size_t words_ = 0;  // of all keys
 };
 
 }  // namespace shoal::client

@@ -33,7 +33,36 @@ class WholeKernel final : public c10::OperatorKernel {
 };
 
 const char* const kWhole[] = {"lstm.input",     "lstm.data",     "gru.input",      "gru.data",
-                              "rnn_tanh.input", "rnn_tanh.data", "rnn_relu.input", "rnn_relu.data"};
+                              "rnn_tanh.input", "rnn_tanh.data", "rnn_relu.input", "rnn_relu.data",
+                              "lstm_cell",      "gru_cell",      "rnn_tanh_cell",  "rnn_relu_cell"};
+
+// In steps, torch expects every accelerator to have these two kernels. A CPU worker has not; written
+// out they run anywhere and can be differentiated twice.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> lstmCell(
+    const at::Tensor& input_gates, const at::Tensor& hidden_gates, const at::Tensor& cell,
+    const std::optional<at::Tensor>& input_bias, const std::optional<at::Tensor>& hidden_bias) {
+  at::Tensor gates = input_gates + hidden_gates;
+  if (input_bias.has_value() && input_bias->defined()) gates = gates + *input_bias;
+  if (hidden_bias.has_value() && hidden_bias->defined()) gates = gates + *hidden_bias;
+  const auto parts = gates.chunk(4, 1);
+  const at::Tensor next = parts[1].sigmoid() * cell + parts[0].sigmoid() * parts[2].tanh();
+  return {parts[3].sigmoid() * next.tanh(), next, at::empty({0}, gates.options())};
+}
+
+std::tuple<at::Tensor, at::Tensor> gruCell(const at::Tensor& input_gates,
+                                           const at::Tensor& hidden_gates, const at::Tensor& hidden,
+                                           const std::optional<at::Tensor>& input_bias,
+                                           const std::optional<at::Tensor>& hidden_bias) {
+  const auto biased = [](const at::Tensor& gates, const std::optional<at::Tensor>& bias) {
+    return bias.has_value() && bias->defined() ? gates + *bias : gates;
+  };
+  const auto from_input = biased(input_gates, input_bias).chunk(3, 1);
+  const auto from_hidden = biased(hidden_gates, hidden_bias).chunk(3, 1);
+  const at::Tensor reset = (from_input[0] + from_hidden[0]).sigmoid();
+  const at::Tensor update = (from_input[1] + from_hidden[1]).sigmoid();
+  const at::Tensor candidate = (from_input[2] + reset * from_hidden[2]).tanh();
+  return {candidate + update * (hidden - candidate), at::empty({0}, hidden.options())};
+}
 
 // torch's attention asks the device for the best kernel. We ask the worker's torch, once per shape:
 // the answer depends on shapes and dtypes only.
@@ -76,10 +105,13 @@ void registerComposites() {
     for (const char* name : kWhole) {
       const std::string full(name);
       const auto dot = full.find('.');
+      const std::string overload = dot == std::string::npos ? "" : full.substr(dot + 1);
       const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
-          ("aten::" + full.substr(0, dot)).c_str(), full.substr(dot + 1).c_str());
+          ("aten::" + full.substr(0, dot)).c_str(), overload.c_str());
       library->impl(name, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<WholeKernel>(op)));
     }
+    library->impl("_thnn_fused_lstm_cell", lstmCell);
+    library->impl("_thnn_fused_gru_cell", gruCell);
     library->impl("scaled_dot_product_attention", attention);
   }
 }

@@ -173,6 +173,7 @@ void learn(const Issue& issue) {
     TORCH_INTERNAL_ASSERT(cached != nullptr);
     id = cached->id;
     sequence = postCall(issue, id, wire::kFlagLearn, {}, held);
+    stream.countRoundTrip(held);
   }
   const auto payload = stream.await(sequence);
   wire::Reader reader(payload.data(), payload.size());

@@ -97,6 +97,26 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   dispatchCall(*info, stack);
 }
 
+// Tensors that are no plain array of numbers have no address. Their factories end up here.
+void refuseLayout(const c10::OperatorHandle& op, torch::jit::Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, c10::toString(op.operator_name()),
+                              ": shoal devices hold dense strided tensors only. Use .to_dense(), or "
+                              "keep sparse, nested and quantized tensors on the CPU.");
+}
+
+TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuseLayout>());
+}
+TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuseLayout>());
+}
+TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuseLayout>());
+}
+TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuseLayout>());
+}
+
 }  // namespace
 
 void registerKernels() {

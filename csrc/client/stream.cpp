@@ -22,7 +22,7 @@ using wire::Kind;
 
 namespace {
 
-constexpr int64_t kSpinUs = 100;  // an answer is usually this near; a sleeping core wakes in 25 µs
+constexpr int64_t kSpinUs = 200;  // an answer is usually this near; a sleeping core wakes in 25 µs
 constexpr int64_t kSliceMs = 50;
 constexpr uint64_t kStagedBytesMax = uint64_t{256} << 20;  // sent, but not yet taken by the worker
 
@@ -58,6 +58,8 @@ void Stream::close() noexcept {
 }
 
 void Stream::abandon() noexcept {
+  markLost("this process was forked from the one that leases it, and cannot use it too; start it with "
+           "the 'spawn' method instead");
   closed_ = true;
   if (options_.socket >= 0) ::close(options_.socket);
   options_.socket = -1;
@@ -66,7 +68,8 @@ void Stream::abandon() noexcept {
 void Stream::checkUsable() const {
   if (lost_.load(std::memory_order_relaxed)) {
     raiseDeviceLost("shoal device " + options_.name + " was lost: " + lost_reason_ +
-                    ". Call shoal.connect() for a new lease; tensors of the old one are gone.");
+                    (closed_ ? "" : ". Call shoal.connect() for a new lease; tensors of the old one "
+                                     "are gone."));
   }
   if (closed_.load(std::memory_order_relaxed)) {
     raiseDeviceLost("the lease of shoal device " + options_.name + " has ended");
@@ -83,17 +86,20 @@ void Stream::raiseLost(const std::string& reason) {
   __builtin_unreachable();
 }
 
-// Runs every 50 ms of any wait.
+// Runs at least every 50 ms of any wait.
 void Stream::checkAlive() {
   if (closed_) raiseLost("it was closed");
   pollfd peer{options_.socket, POLLRDHUP, 0};
   if (poll(&peer, 1, 0) > 0 && (peer.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) {
     raiseLost("its worker process ended");
   }
+  // Silence counts only while we watch: a suspended machine, or a program that did not wait for a
+  // while, starts anew.
+  const int64_t now = transport::nowNs();
+  const bool watching = now - checked_ns_.exchange(now) < 1000000000;
   const uint64_t beat = progress_->heartbeat.load(std::memory_order_relaxed);
-  heartbeat_missed_ = beat == heartbeat_seen_ ? heartbeat_missed_ + 1 : 0;
-  heartbeat_seen_ = beat;
-  if (heartbeat_missed_ * kSliceMs > transport::kHeartbeatLostMs) {
+  if (heartbeat_seen_.exchange(beat) != beat || !watching) silent_since_ns_ = now;
+  if (now - silent_since_ns_ > int64_t{transport::kHeartbeatLostMs} * 1000000) {
     raiseLost("its worker process gave no sign of life for " +
               std::to_string(transport::kHeartbeatLostMs / 1000) + " s");
   }
@@ -251,7 +257,7 @@ Stream::Payload Stream::request(Kind kind, std::initializer_list<uint64_t> words
   {
     const Lock held = lock();
     sequence = post(kind, words, held);
-    ++traffic_.round_trips;
+    countRoundTrip(held);
   }
   return await(sequence);
 }
@@ -370,8 +376,7 @@ void Stream::download(Address base, uint64_t offset, void* to, uint64_t bytes,
     const Payload payload = request(Kind::kRead, {from, bytes});
     if (payload.size() * 8 < bytes) raiseLost("it sent too few bytes");
     std::memcpy(to, payload.data(), bytes);
-    traffic_.bytes_out += bytes;
-    traffic_.bytes_copied += bytes;
+    countTransfer(0, bytes, bytes);
     return;
   }
   HostMemory* host = HostMemory::exists() ? &HostMemory::get() : nullptr;
@@ -379,7 +384,7 @@ void Stream::download(Address base, uint64_t offset, void* to, uint64_t bytes,
   if (pinned || arena_.data() == nullptr) {
     const uint64_t block = pinned ? host->offsetOf(to) : HostMemory::get().allocate(bytes);
     const uint64_t sequence = post(Kind::kCopyOut, {from, bytes, block});
-    traffic_.bytes_out += bytes;
+    countTransfer(0, bytes, pinned ? 0 : bytes);
     if (pinned) {
       host->usedBy(to, options_.session, sequence);
       if (!non_blocking) synchronize();
@@ -388,7 +393,6 @@ void Stream::download(Address base, uint64_t offset, void* to, uint64_t bytes,
     synchronize();
     std::memcpy(to, HostMemory::get().at(block), bytes);
     HostMemory::get().release(block);
-    traffic_.bytes_copied += bytes;
     return;
   }
   const Payload place = request(Kind::kLocate, {from, bytes});
@@ -401,8 +405,14 @@ void Stream::download(Address base, uint64_t offset, void* to, uint64_t bytes,
   }
   const std::byte* data = in_host ? host->at(place[1]) : region->data() + place[1];
   std::memcpy(to, data, bytes);
-  traffic_.bytes_out += bytes;
-  traffic_.bytes_copied += bytes;
+  countTransfer(0, bytes, bytes);
+}
+
+void Stream::countTransfer(uint64_t in, uint64_t out, uint64_t copied) {
+  const Lock held = lock();
+  traffic_.bytes_in += in;
+  traffic_.bytes_out += out;
+  traffic_.bytes_copied += copied;
 }
 
 // --- state ----------------------------------------------------------------------------------------

@@ -91,6 +91,7 @@ class Stream {
 
   // --- replies -------------------------------------------------------------------------------------
   using Payload = std::vector<uint64_t>;
+  void countRoundTrip(const Lock&) { ++traffic_.round_trips; }
   // Waits for the reply to message `sequence`; raises what the worker reports.
   Payload await(uint64_t sequence);
   Payload request(wire::Kind kind, std::initializer_list<uint64_t> words);
@@ -113,7 +114,6 @@ class Stream {
   void close() noexcept;
   void abandon() noexcept;  // in a forked child: lets go of the socket, tells nobody
   bool usable() const { return !lost_.load() && !closed_.load(); }
-  void markLost(const std::string& reason);
   MemoryUse memoryUse();
   void resetPeak();
   Traffic traffic();
@@ -133,6 +133,8 @@ class Stream {
   uint32_t takeSlots(uint64_t count);
   void reclaimHost(const Lock&);
   uint64_t stage(const void* from, uint64_t bytes);
+  void markLost(const std::string& reason);
+  void countTransfer(uint64_t in, uint64_t out, uint64_t copied);
   [[noreturn]] void raiseOutOfMemory(uint64_t bytes) const;
   [[noreturn]] void raise(wire::ErrorKind kind, const Payload& payload);
   [[noreturn]] void raiseLost(const std::string& reason);
@@ -167,8 +169,9 @@ class Stream {
   std::atomic<bool> lost_{false};
   std::atomic<bool> closed_{false};
   std::string lost_reason_;
-  uint64_t heartbeat_seen_ = 0;
-  int heartbeat_missed_ = 0;
+  std::atomic<uint64_t> heartbeat_seen_{0};
+  std::atomic<int64_t> silent_since_ns_{0};  // when the heartbeat last changed while we waited
+  std::atomic<int64_t> checked_ns_{0};
 
   // The lines of the last calls, to name the one that failed. Indexed by sequence number.
   static constexpr size_t kLines = 1 << 14;

@@ -1,6 +1,7 @@
 #include "transport/ring.h"
 
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -14,6 +15,7 @@
 namespace shoal::transport {
 namespace {
 
+constexpr int64_t kEagerNs = 30000;
 constexpr int64_t kSliceMs = 50;  // how long one sleep lasts before liveness is checked again
 
 void cpuRelax() {
@@ -138,11 +140,13 @@ bool RingConsumer::poll(std::vector<uint64_t>& message) {
 bool RingConsumer::wait(int64_t spin_us, int64_t timeout_ms) {
   const auto ready = [this] { return control_->tail.load(std::memory_order_acquire) != head_; };
   const int64_t start = nowNs();
-  while (nowNs() - start < spin_us * 1000) {
+  for (int64_t waited = 0; waited < spin_us * 1000; waited = nowNs() - start) {
     for (int i = 0; i < 32; ++i) {
       if (ready()) return true;
       cpuRelax();
     }
+    // Past the time that a wake-up would take, others may have the core between two looks.
+    if (waited > kEagerNs) sched_yield();
   }
   while (!ready()) {
     if (nowNs() - start > timeout_ms * 1000000) return false;

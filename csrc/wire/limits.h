@@ -22,6 +22,7 @@ inline constexpr size_t kArgumentsMax = 64;
 inline constexpr size_t kListLengthMax = 1 << 16;
 inline constexpr size_t kOutputsMax = 1 << 14;                // flattened outputs of one call
 inline constexpr size_t kPreparedMax = 1 << 15;               // prepared calls alive in a session
+inline constexpr size_t kPreparedWordsMax = size_t{1} << 22;  // of all their templates together
 inline constexpr size_t kGeneratorsMax = 4096;
 inline constexpr size_t kEventsMax = 1 << 16;
 inline constexpr size_t kGraphsMax = 1 << 16;                 // recorded graphs awaiting backward

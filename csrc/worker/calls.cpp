@@ -99,8 +99,14 @@ void Calls::prepare(Reader& reader, uint64_t sequence) {
   const uint64_t* outputs = reader.words(wire::high(second), "outputs");
   reader.finish("prepared call");
   Entry& entry = prepared_[id];
+  prepared_words_ -= entry.words;
   entry = Entry();
+  entry.words = size_t{wire::low(second)} + wire::high(second);
+  prepared_words_ += entry.words;
   try {
+    if (prepared_words_ > wire::kPreparedWordsMax) {
+      throw ProtocolError("the prepared calls of this session are too large together");
+    }
     entry.call = parsePrepared(name, Reader(arguments, wire::low(second)),
                                Reader(outputs, wire::high(second)), device_);
   } catch (...) {

@@ -34,7 +34,10 @@ class Calls {
       : device_(device), speed_(speed), segments_(segments), generators_(generators) {}
 
   void prepare(wire::Reader& reader, uint64_t sequence);
-  void forget() { prepared_.clear(); }
+  void forget() {
+    prepared_.clear();
+    prepared_words_ = 0;
+  }
   // Runs a call. A learning call returns what its reply says of the outputs. On failure the outputs
   // are poisoned and the failure is thrown on.
   std::optional<std::vector<uint64_t>> call(uint16_t flags, wire::Reader& reader, uint64_t sequence);
@@ -51,6 +54,7 @@ class Calls {
   struct Entry {  // a prepared call, or why there is none
     std::optional<PreparedCall> call;
     std::shared_ptr<const Failure> failure;
+    size_t words = 0;
   };
   struct Graph {  // a recorded call that waits for its backward
     std::vector<at::Tensor> leaves;
@@ -89,6 +93,7 @@ class Calls {
   Segments& segments_;
   Generators& generators_;
   std::unordered_map<uint32_t, Entry> prepared_;
+  size_t prepared_words_ = 0;  // of all templates: what a client can make us keep is bounded
   std::unordered_map<uint64_t, Graph> graphs_;
   std::vector<at::Tensor> learned_;  // outputs of the last learning call, until kBind names them
   std::string operator_name_;

@@ -38,6 +38,7 @@ Executor::Executor(ExecutorOptions options, const memory::SharedMemory& host, Ar
                    ReplySink& replies)
     : host_(host),
       arena_(arena),
+      memory_bytes_(options.memory_bytes),
       replies_(replies),
       memory_(options.device),
       events_(options.device),
@@ -177,6 +178,9 @@ void Executor::adopt(Reader& reader) {
   const uint64_t bytes = reader.word("bytes");
   std::byte* host = hostRange(reader.word("host offset"), bytes);
   if (!memory_.isHost()) throw ProtocolError("only a CPU device can adopt host memory");
+  TORCH_CHECK_WITH(OutOfMemoryError,
+                   bytes <= memory_bytes_ && segments_.boundBytes() <= memory_bytes_ - bytes,
+                   "the lease of ", memory_bytes_, " bytes has no room for ", bytes, " more");
   // The client keeps the block until it has freed the segment, so nothing is released here.
   c10::DataPtr data(host, c10::Device(c10::DeviceType::CPU));
   segments_.bind(address,

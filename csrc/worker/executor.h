@@ -24,6 +24,7 @@ class ReplySink {
 struct ExecutorOptions {
   uint32_t session = 1;
   c10::Device device{c10::DeviceType::CPU};
+  uint64_t memory_bytes = 0;  // what the lease grants
   double speed = 1.0;  // below 1, calls take 1/speed of their time: an unequal device to test with
 };
 
@@ -58,6 +59,7 @@ class Executor {
 
   const memory::SharedMemory& host_;
   Arena* arena_;
+  uint64_t memory_bytes_;
   ReplySink& replies_;
   DeviceMemory memory_;
   Events events_;

@@ -6,6 +6,7 @@ import os
 
 import torch
 
+import shoal
 from shoal.errors import DeviceLostError
 
 NAME = "shoal"
@@ -22,7 +23,8 @@ def register() -> None:
     from shoal.device import module
 
     torch.utils.rename_privateuse1_backend(NAME)
-    _core.register_device(DeviceLostError)
+    internal = [os.path.dirname(m.__file__ or "") + os.sep for m in (torch, shoal)]
+    _core.register_device(DeviceLostError, internal)
     torch._register_device_module(NAME, module)
     torch.utils.generate_methods_for_privateuse1_backend(
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
