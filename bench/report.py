@@ -1,0 +1,154 @@
+"""A run for people: tables in the terminal, in README.md, and a page with a plot.
+
+`python -m bench.report` prints the last run; `--readme` writes its figures into README.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import groupby
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from bench import plot
+from bench.figures import RESULTS, Figure, Run
+
+ROOT = Path(__file__).parent.parent
+BEGIN = "<!-- figures: begin (written by `python -m bench.report --readme`) -->"
+END = "<!-- figures: end -->"
+TITLES = {
+    "training": "A training step",
+    "operators": "Small operators and reads",
+    "transfers": "Transfers",
+    "decoding": "Token by token",
+    "peers": "Peers",
+}
+VERDICT = {True: "met", False: "missed", None: "–"}
+
+
+def number(value: float) -> str:
+    """Three digits, without needless zeros after large numbers."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def duration(microseconds: float | None) -> str:
+    if microseconds is None:
+        return ""
+    if microseconds >= 1e6:
+        return f"{number(microseconds / 1e6)} s"
+    if microseconds >= 1e3:
+        return f"{number(microseconds / 1e3)} ms"
+    return f"{number(microseconds)} µs"
+
+
+def target(figure: Figure) -> str:
+    if figure.target is None:
+        return "–"
+    return f"{'≤' if figure.better == 'lower' else '≥'} {figure.target:g}"
+
+
+def ratio_range(figure: Figure) -> str:
+    if figure.ratio.q1 == figure.ratio.q3:
+        return ""
+    return f"{number(figure.ratio.q1)} to {number(figure.ratio.q3)}"
+
+
+def describe_machine(run: Run) -> str:
+    machine = run.machine
+    quick = "quick run (coarse), " if run.machine.quick else ""
+    return (
+        f"{quick}{machine.processor}, {machine.cores} cores, torch {machine.torch}, one compute "
+        f"thread on each side, {machine.rounds} rounds, load average {machine.load_before:.2f} "
+        f"before and {machine.load_after:.2f} after"
+    )
+
+
+def print_tables(run: Run, console: Console) -> None:
+    console.print(describe_machine(run))
+    for group, figures in groupby(run.figures, key=lambda figure: figure.group):
+        rows = list(figures)
+        table = Table(title=f"{TITLES[group]}: {rows[0].what}", title_justify="left")
+        for heading in ("", "ratio", "quartiles", "target", "", "base", "shoal", "remarks"):
+            table.add_column(heading, justify="left" if heading in ("", "remarks") else "right")
+        for figure in rows:
+            colour = {True: "green", False: "red", None: "dim"}[figure.meets]
+            table.add_row(
+                figure.name,
+                f"[bold]{number(figure.ratio.median)}[/bold]",
+                ratio_range(figure),
+                target(figure),
+                f"[{colour}]{VERDICT[figure.meets]}[/{colour}]",
+                duration(figure.base_us),
+                duration(figure.ours_us),
+                figure.note,
+            )
+        console.print(table)
+    for peer in run.missing:
+        console.print(f"{peer.name}: {peer.reason}")
+    for check, passed in run.checks.items():
+        console.print(f"[{'green' if passed else 'red'}]{'yes' if passed else 'NO '}[/] {check}")
+
+
+def markdown(run: Run) -> str:
+    """The figures as tables for README.md."""
+    lines = [f"Measured by `make bench`: {describe_machine(run)}.", ""]
+    for group, figures in groupby(run.figures, key=lambda figure: figure.group):
+        rows = list(figures)
+        lines += [
+            f"**{TITLES[group]}**, {rows[0].what}",
+            "",
+            "| | ratio | quartiles | target | |",
+            "|---|---:|---:|---:|---|",
+        ]
+        lines += [
+            f"| {f.name} | {number(f.ratio.median)} | {ratio_range(f)} | {target(f)} "
+            f"| {VERDICT[f.meets]} |"
+            for f in rows
+        ]
+        lines.append("")
+    lines += [f"{peer.name}: {peer.reason}." for peer in run.missing]
+    passed = sum(run.checks.values())
+    lines.append(
+        f"Checks of the same run (equal losses, bytes copied): {passed} of {len(run.checks)} hold."
+    )
+    return "\n".join(lines)
+
+
+def write_readme(run: Run | None, path: Path) -> None:
+    """Puts the figures between the two markers."""
+    text = path.read_text()
+    if BEGIN not in text or END not in text:
+        raise SystemExit(f"{path.name} has no markers {BEGIN} … {END}")
+    head, _, rest = text.partition(BEGIN)
+    tail = rest.partition(END)[2]
+    body = markdown(run) if run else "No figures yet: run `make bench`."
+    path.write_text(f"{head}{BEGIN}\n{body}\n{END}{tail}")
+
+
+def write_html(run: Run, path: Path) -> None:
+    path.write_text(plot.page(run, TITLES, describe_machine(run)))
+
+
+@click.command()
+@click.option("--readme", is_flag=True, help="Write the figures into README.md.")
+@click.option("--html", is_flag=True, help="Write the page with the plot again.")
+def main(readme: bool, html: bool) -> None:
+    """Shows the figures of the last whole run."""
+    path = RESULTS / "device.json"
+    run = Run.load(path) if path.exists() else None
+    if readme:
+        write_readme(run, ROOT / "README.md")
+        return
+    if run is None:
+        sys.exit("no results yet; run: make bench")
+    if html:
+        write_html(run, path.with_suffix(".html"))
+        return
+    print_tables(run, Console())
+
+
+if __name__ == "__main__":
+    main()
