@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from shoal.schedule.model import GANG_DEVICES_MAX, InputError, Task
+from shoal.schedule.model import GANG_DEVICES_MAX, InputError, Task, Trace
 from shoal.schedule.throughputs import Group, Throughputs
 
 COLUMNS = (
@@ -38,13 +38,14 @@ def is_trace(text: str) -> bool:
     return first.count("\t") >= 5
 
 
-def read_trace(path: Path) -> list[Task]:
+def read_trace(path: Path) -> Trace:
     """The tasks of a Gavel trace, in file order."""
-    tasks = []
+    tasks, lines = [], []
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         if line.strip():
             tasks.append(_task(str(path), number, line.split("\t")))
-    return tasks
+            lines.append(number)
+    return Trace(tasks, str(path), lines)
 
 
 def _task(file: str, line: int, cells: list[str]) -> Task:

@@ -99,6 +99,15 @@ class Task:
     owner: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Tasks, and where each was written, so that an error can name its line."""
+
+    tasks: list[Task]
+    file: str
+    lines: list[int]
+
+
 class InputError(ValueError):
     """A trace or table that cannot be used. Names the file, the line and the field."""
 

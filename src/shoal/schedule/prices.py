@@ -16,7 +16,7 @@ from shoal.schedule.solver import Program
 from shoal.schedule.throughputs import Floats, Group
 
 #: Groups considered on one kind, those that gain most first.
-GROUPS_MAX = 300
+GROUPS_MAX = 100
 #: Longest classes that are watched one by one when the last finish is priced.
 CRITICAL_MAX = 80
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from shoal.schedule.classes import Classes, Ints
 from shoal.schedule.policy import View
@@ -18,10 +19,13 @@ from shoal.schedule.solver import Program, Solution
 from shoal.schedule.throughputs import Floats
 
 #: Columns added in one pricing, and pricings until the search settles for what it has.
-COLUMNS_STEP = 1500
-PRICINGS_MAX = 6
+COLUMNS_STEP = 600
+PRICINGS_MAX = 8
 #: Branches of the integer search. More than enough for most rounds; the rest degrade by a little.
 NODES_MAX = 40
+#: Columns in the integer search; with more, what the relaxation decided is kept and only the rest,
+#: with the best columns for it, is searched.
+SEARCH_COLUMNS_MAX = 1500
 #: Combinations of classes tried for one group of three or more.
 COMBINATIONS_MAX = 8
 #: A plan that moves nobody is this much better than an equal one that does.
@@ -154,13 +158,42 @@ class RoundProgram:
             if complete:
                 break
         assert relaxed is not None
-        chosen = self._whole(self._program(integer=True).solve(nodes_max=NODES_MAX, gap=1e-6))
+        chosen = self._whole(self._search(relaxed))
         kinds_count = len(self.view.pool.kinds)
         chosen.device_prices = np.maximum(0.0, -relaxed.prices[:kinds_count])
         chosen.bound = -relaxed.objective if complete else np.inf
         return chosen
 
-    def _program(self, integer: bool) -> Program:
+    def _search(self, relaxed: Solution) -> Floats | None:
+        """Whole numbers near the relaxation; None where the search finds nothing."""
+        total = sum(len(block.kinds) for block in self.taken)
+        if total <= SEARCH_COLUMNS_MAX:
+            found = self._program(integer=True).solve(nodes_max=NODES_MAX, gap=1e-6)
+            return None if found is None else np.round(found.values)
+        kept = np.floor(relaxed.values + 1e-6)
+        loss = np.concatenate([self._loss(block, relaxed.prices) for block in self.taken])
+        open_columns = np.zeros(total, dtype=np.bool_)
+        open_columns[np.argsort(loss, kind="stable")[: SEARCH_COLUMNS_MAX // 4]] = True
+        found = self._program(integer=True, kept=kept, open_columns=open_columns).solve(
+            nodes_max=NODES_MAX, gap=1e-4
+        )
+        return kept if found is None else kept + np.round(found.values)
+
+    def _loss(self, block: Candidates, prices: Floats) -> Floats:
+        """How much less a column is worth than what it uses, at these prices."""
+        kinds_count = len(self.view.pool.kinds)
+        device, task = -prices[:kinds_count], -prices[kinds_count : kinds_count + len(self.classes)]
+        used = device[block.kinds] * self.classes.gangs[block.members[:, 0]]
+        loss: Floats = used + task[block.members].sum(axis=1) - block.values
+        return loss
+
+    def _program(
+        self,
+        integer: bool,
+        kept: Floats | None = None,
+        open_columns: npt.NDArray[np.bool_] | None = None,
+    ) -> Program:
+        """The round. `kept` is done already; only `open_columns` may be used beyond it."""
         classes = self.classes
         program = Program()
         counts = np.array([float(kind.count) for kind in self.view.pool.kinds])
@@ -170,7 +203,10 @@ class RoundProgram:
         quotas = program.at_most(limits)
         quota_of = {owner: row for owner, row in zip(self.owners, quotas.tolist(), strict=True)}
         for block in self.taken:
-            columns = program.columns(-block.values, INT_MAX, integer)
+            upper = np.full(len(block.kinds), INT_MAX)
+            if open_columns is not None:
+                upper[~open_columns[program.column_count :][: len(upper)]] = 0.0
+            columns = program.columns(-block.values, upper, integer)
             program.add(devices[block.kinds], columns, classes.gangs[block.members[:, 0]])
             for place in range(block.members.shape[1]):
                 member = block.members[:, place]
@@ -180,35 +216,33 @@ class RoundProgram:
                         mine = columns[member == number]
                         row = np.full(len(mine), quota_of[classes.owners[number]])
                         program.add(row, mine, np.full(len(mine), classes.gangs[number]))
+        if kept is not None:
+            program.use(kept)
         return program
 
     def _price_out(self, prices: Floats) -> bool:
         """Add the columns that the prices of the last solution undervalue; False: there are none."""
-        kinds_count = len(self.view.pool.kinds)
-        device, task = -prices[:kinds_count], -prices[kinds_count : kinds_count + len(self.classes)]
         added = False
         for number, block in enumerate(self.shared):
-            first = block.members[:, 0]
-            cost = device[block.kinds] * self.classes.gangs[first] + task[block.members].sum(axis=1)
-            profit = block.values - cost
+            profit = -self._loss(block, prices)
             worth = np.flatnonzero(profit > 1e-7 * np.maximum(1.0, np.abs(block.values)))
             if not len(worth):
                 continue
             best = worth[np.argsort(-profit[worth], kind="stable")[:COLUMNS_STEP]]
             self.taken.append(Candidates(block.kinds[best], block.members[best], block.values[best]))
-            rest = np.setdiff1d(np.arange(len(block.kinds)), best)
+            rest = np.ones(len(block.kinds), dtype=np.bool_)
+            rest[best] = False
             self.shared[number] = Candidates(
                 block.kinds[rest], block.members[rest], block.values[rest]
             )
             added = True
         return added
 
-    def _whole(self, solution: Solution | None) -> Chosen:
+    def _whole(self, times: Floats | None) -> Chosen:
         kinds = np.concatenate([block.kinds for block in self.taken])
         members = [tuple(row) for block in self.taken for row in block.members.tolist()]
         values = np.concatenate([block.values for block in self.taken])
-        times = np.zeros(len(kinds)) if solution is None else np.round(solution.values)
-        if solution is None:
+        if times is None:
             times = self._greedy(kinds, members, values)
         chosen = Chosen(value=float(values @ times))
         for column in np.flatnonzero(times > 0):

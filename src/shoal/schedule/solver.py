@@ -81,6 +81,14 @@ class Program:
         assert len(rows) == len(columns) == len(values)
         self._entries.append((rows, columns, np.asarray(values, dtype=np.float64)))
 
+    def use(self, values: Floats) -> None:
+        """Take these values of the columns as done: lower the rows' upper bounds by what they use."""
+        assert len(self._row_uppers) > 0
+        uppers = np.concatenate(self._row_uppers)
+        for rows, columns, entries in self._entries:
+            np.subtract.at(uppers, rows, entries * values[columns])
+        self._row_uppers = [uppers]
+
     def solve(
         self,
         method: str = "choose",

@@ -59,6 +59,7 @@ class Throughputs:
         self.source = source
         self.row_of = {key: index for index, key in enumerate(rows)}
         assert shape == (len(rows), len(kinds)) == self.memory_bytes.shape
+        self._rates_of: dict[tuple[int, Group], tuple[float, ...] | None] = {}
         self._groups: dict[tuple[object, ...], list[Group]] = {}
 
     def select(self, kinds: Iterable[str]) -> Throughputs:
@@ -87,6 +88,13 @@ class Throughputs:
         return best
 
     def rates(self, kind: int, group: Group) -> tuple[float, ...] | None:
+        """As `_rates`, remembered: the same groups are asked for round after round."""
+        key = (kind, group)
+        if key not in self._rates_of:
+            self._rates_of[key] = self._rates(kind, group)
+        return self._rates_of[key]
+
+    def _rates(self, kind: int, group: Group) -> tuple[float, ...] | None:
         """steps/s of each member of the group; None where they cannot run together.
 
         Measured where there is a measurement, else predicted: the members share compute and

@@ -1,0 +1,211 @@
+"""`shoal simulate`: run a trace of tasks through a policy, without any device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from shoal.schedule.bounds import Bounds, bounds
+from shoal.schedule.metrics import Figures, figures
+from shoal.schedule.model import InputError, Pool, Trace
+from shoal.schedule.plots import page
+from shoal.schedule.policies.shoal import BALANCE, Shoal
+from shoal.schedule.policy import Policy, policies
+from shoal.schedule.simulator import Result, Simulation, StuckError
+from shoal.schedule.synthetic import generate
+from shoal.schedule.tables import check_trace, read_table, read_trace, write_trace
+from shoal.schedule.throughputs import Throughputs
+
+#: Rounds kept for the plots of larger runs would fill the memory.
+SPANS_TASKS_MAX = 5000
+
+
+@click.command()
+@click.argument("trace", required=False, type=click.Path(exists=True, dir_okay=False))
+@click.option("--throughputs", required=True, type=click.Path(exists=True, dir_okay=False),
+              help="Speeds of each type of task on each kind of device.")  # fmt: skip
+@click.option("--devices", required=True, metavar="KIND:COUNT[:MEMORY],…",
+              help="The pool, as in v100:8:16GiB,k80:24.")  # fmt: skip
+@click.option("--policy", "names", multiple=True, default=["shoal"], show_default=True,
+              help="May be given several times; `list` shows all.")  # fmt: skip
+@click.option("--round", "round_s", default=360.0, show_default=True, help="Seconds of a round.")
+@click.option("--restart-cost", "restart_cost_s", default=0.0, show_default=True,
+              help="Seconds that a task loses when it resumes or moves.")  # fmt: skip
+@click.option("--balance", default=BALANCE, show_default=True,
+              help="shoal: 0 is completion time; more is makespan and fairness.")  # fmt: skip
+@click.option("--together", "together_max", default=2, show_default=True,
+              help="Most tasks that share a device.")  # fmt: skip
+@click.option("--quota", "quotas", multiple=True, metavar="OWNER=DEVICES",
+              help="Most devices an owner holds at once.")  # fmt: skip
+@click.option("--generate", "count", type=int, metavar="TASKS",
+              help="Make a trace instead of reading one.")  # fmt: skip
+@click.option("--seed", default=0, show_default=True, help="Of --generate.")
+@click.option("--per-hour", default=0.0, help="Arrivals of --generate; 0: all at the start.")
+@click.option("--save-trace", type=click.Path(dir_okay=False), help="Write the trace that is run.")
+@click.option("--no-bounds", is_flag=True, help="Skip the lower bounds.")
+@click.option("--html", "html_path", type=click.Path(dir_okay=False), help="Write plots.")
+@click.option("--json", "as_json", is_flag=True, help="Print figures as JSON.")
+def simulate(
+    trace: str | None,
+    throughputs: str,
+    devices: str,
+    names: tuple[str, ...],
+    round_s: float,
+    restart_cost_s: float,
+    balance: float,
+    together_max: int,
+    quotas: tuple[str, ...],
+    count: int | None,
+    seed: int,
+    per_hour: float,
+    save_trace: str | None,
+    no_bounds: bool,
+    html_path: str | None,
+    as_json: bool,
+) -> None:
+    """Simulate TRACE on a pool and print what a policy makes of it.
+
+    TRACE and the table are in Shoal's CSV formats or in Gavel's; which one is seen from the file.
+
+    \b
+    shoal simulate examples/schedule/trace.csv \\
+        --throughputs examples/schedule/throughputs.csv --devices a100:2:40GiB,t4:4:16GiB
+    """
+    if "list" in names:
+        for name, policy in sorted(policies().items()):
+            click.echo(f"{name:16} {policy.summary}")
+        return
+    chosen = [_policy(name, balance) for name in names]
+    _check_numbers(round_s, restart_cost_s, together_max, balance)
+    table, pool, tasks = _load(trace, throughputs, devices, quotas, count, seed, per_hour)
+    if save_trace is not None:
+        write_trace(Path(save_trace), tasks.tasks)
+    console = Console(stderr=True)
+    known = None
+    if not no_bounds:
+        with console.status("computing lower bounds"):
+            known = bounds(pool, table, tasks.tasks, together_max)
+    runs = []
+    for policy in chosen:
+        simulation = Simulation(
+            pool, table, tasks.tasks, policy, round_s, restart_cost_s, together_max,
+            keep_spans=html_path is not None and len(tasks.tasks) <= SPANS_TASKS_MAX,
+        )  # fmt: skip
+        result = _run(simulation, console, quiet=as_json)
+        runs.append((figures(result, policy.name, round_s, restart_cost_s, known), result))
+    if html_path is not None:
+        Path(html_path).write_text(page(runs, f"{Path(tasks.file).name} on {devices}"))
+    if as_json:
+        found = [f for f, _ in runs]
+        click.echo(msgspec.json.encode(found[0] if len(found) == 1 else found).decode())
+    else:
+        _print([f for f, _ in runs], known, html_path)
+
+
+def _policy(name: str, balance: float) -> Policy:
+    known = policies()
+    if name not in known:
+        raise click.ClickException(f"no policy {name!r}; known: {', '.join(sorted(known))}")
+    return Shoal(balance) if name == Shoal.name else known[name]()
+
+
+def _check_numbers(
+    round_s: float, restart_cost_s: float, together_max: int, balance: float
+) -> None:
+    if not 0 < round_s < float("inf"):
+        raise click.ClickException(f"--round {round_s} is no length of time; try 360")
+    if not 0 <= restart_cost_s < round_s:
+        raise click.ClickException(
+            f"--restart-cost {restart_cost_s} must be shorter than a round of {round_s} s, "
+            "or a moved task would never get on; use longer rounds"
+        )
+    if not 1 <= together_max <= 8:
+        raise click.ClickException(f"--together {together_max} must be 1 to 8")
+    if not 0 <= balance < float("inf"):
+        raise click.ClickException(f"--balance {balance} must be 0 or more")
+
+
+def _load(
+    trace: str | None,
+    throughputs: str,
+    devices: str,
+    quotas: tuple[str, ...],
+    count: int | None,
+    seed: int,
+    per_hour: float,
+) -> tuple[Throughputs, Pool, Trace]:
+    try:
+        limits = {}
+        for quota in quotas:
+            owner, _, number = quota.partition("=")
+            if not number.isdigit():
+                raise ValueError(f"--quota {quota!r} is no OWNER=DEVICES")
+            limits[owner] = int(number)
+        pool = Pool.parse(devices, limits)
+        table = read_table(Path(throughputs))
+        if count is not None:
+            made = generate(table, pool, count, seed, per_hour)
+            tasks = Trace(made, f"seed {seed}", list(range(1, count + 1)))
+        elif trace is not None:
+            tasks = read_trace(Path(trace))
+        else:
+            raise click.UsageError("give a TRACE, or --generate TASKS")
+        check_trace(tasks, table, pool)
+    except InputError as error:
+        raise click.ClickException(str(error)) from None
+    except (ValueError, UnicodeDecodeError) as error:
+        raise click.ClickException(str(error)) from None
+    return table, pool, tasks
+
+
+def _run(simulation: Simulation, console: Console, quiet: bool) -> Result:
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console, disable=quiet, transient=True) as bar:
+        line = bar.add_task(simulation.policy.name, total=len(simulation.tasks))
+        try:
+            return simulation.run(lambda done, _: bar.update(line, completed=done))
+        except StuckError as error:
+            raise click.ClickException(str(error)) from None
+
+
+def _print(found: list[Figures], known: Bounds | None, html_path: str | None) -> None:
+    first = found[0]
+    table = Table(
+        title=f"{first.tasks} tasks on {first.devices} devices, rounds of {first.round_s:g} s, "
+        f"restart cost {first.restart_cost_s:g} s"
+    )
+    table.add_column("policy")
+    heads = "average h", "p99 h", "makespan h", "use", "worst ratio", "restarts", "solve ms", "gap"
+    for head in heads:
+        table.add_column(head, justify="right")
+    for f in found:
+        table.add_row(
+            f.policy,
+            _with_gap(f.average_completion_s, f.gaps, "average_completion"),
+            f"{f.p99_completion_s / 3600:.2f}",
+            _with_gap(f.makespan_s, f.gaps, "makespan"),
+            f"{f.utilisation:.0%}",
+            f"{f.worst_finish_ratio:.2f}",
+            str(f.restarts),
+            f"{f.solve_mean_s * 1e3:.0f} (max {f.solve_max_s * 1e3:.0f})",
+            "" if f.decision_gap_mean is None else f"{f.decision_gap_mean:.2%}",
+        )
+    if known is not None:
+        average, makespan = known.average_completion_s, known.makespan_s
+        table.add_section()
+        table.add_row("lower bound", f"{average / 3600:.2f}", "", f"{makespan / 3600:.2f}")
+    Console().print(table)
+    if html_path is not None:
+        click.echo(f"plots: {html_path}")
+
+
+def _with_gap(seconds: float, gaps: dict[str, float] | None, name: str) -> str:
+    above = "" if gaps is None else f" (+{gaps[name]:.0%})"
+    return f"{seconds / 3600:.2f}{above}"

@@ -1,0 +1,188 @@
+"""Why does a task wait, what would let it run, and when will it? All reasons, not the first one."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import msgspec
+
+from shoal.schedule.policy import Assignment, Plan, TaskState, View
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """`code` for programs, `text` for people."""
+
+    code: str
+    text: str
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """`starts_in_s` is an estimate that assumes that nobody else arrives; None: never as it is."""
+
+    task: str
+    running: bool
+    reasons: list[Reason]
+    unblock: list[str]
+    starts_in_s: float | None
+    ends_in_s: float | None
+
+
+def explain(view: View, plan: Plan, task: int) -> Explanation:
+    """Explain one task under a plan.
+
+    >>> explain(view, plan, task=3).reasons[0].text  # doctest: +SKIP
+    'v100: all 8 devices are taken by tasks that save more waiting (…)'
+    """
+    states = {state.id: state for state in view.tasks}
+    state = states[task]
+    mine = next((a for a in plan.assignments if task in a.tasks), None)
+    starts = _start_estimates(view, plan)
+    start_s = 0.0 if mine is not None else starts.get(task)
+    end_s = None if start_s is None else start_s + _duration(view, state, mine)
+    if mine is not None:
+        return Explanation(
+            state.task.name, True, [_running(view, states, mine, task)], [], 0.0, end_s
+        )
+    reasons, unblock = _quota(view, states, plan, state)
+    for kind in range(len(view.pool.kinds)):
+        reason, remedy = _kind(view, states, plan, state, kind)
+        reasons.append(reason)
+        unblock += remedy
+    if start_s is not None:
+        unblock.append(f"waiting about {start_s / 60:.0f} min, if nobody else arrives")
+    return Explanation(state.task.name, False, reasons, unblock, start_s, end_s)
+
+
+def _running(
+    view: View, states: dict[int, TaskState], mine: Assignment, task: int
+) -> Reason:
+    kind = view.pool.kinds[mine.kind].name
+    others = [states[i].task.name for i in mine.tasks if i != task]
+    beside = f" beside {', '.join(others)}" if others else ""
+    return Reason("running", f"runs on {states[task].task.devices} {kind}{beside}")
+
+
+def _quota(
+    view: View, states: dict[int, TaskState], plan: Plan, state: TaskState
+) -> tuple[list[Reason], list[str]]:
+    owner, quota = state.task.owner, view.pool.quotas.get(state.task.owner)
+    if quota is None:
+        return [], []
+    held = sum(
+        states[i].task.devices
+        for a in plan.assignments
+        for i in a.tasks
+        if states[i].task.owner == owner
+    )
+    if held + state.task.devices <= quota:
+        return [], []
+    text = f"{owner} holds {held} of {quota} devices and this task needs {state.task.devices} more"
+    return [Reason("quota", text)], [f"a quota of {held + state.task.devices} for {owner}"]
+
+
+def _kind(
+    view: View, states: dict[int, TaskState], plan: Plan, state: TaskState, kind: int
+) -> tuple[Reason, list[str]]:
+    """Why the task does not run on this kind, and what would change that."""
+    place, task = view.pool.kinds[kind], state.task
+    if task.kinds is not None and place.name not in task.kinds:
+        return Reason("kind", f"{place.name}: the task did not ask for it"), [
+            f"allowing {place.name}"
+        ]
+    if view.table.alone[state.row, kind] <= 0:
+        return Reason("speed", f"{place.name}: this type of task does not run there"), []
+    if not view.table.fits(kind, (state.row,), place.memory_bytes):
+        need = int(view.table.memory_bytes[state.row, kind])
+        text = f"{place.name}: needs {need} bytes of memory, a device has {place.memory_bytes}"
+        return Reason("memory", text), ["a smaller batch"]
+    if task.devices > place.count:
+        text = f"{place.name}: needs {task.devices} at once, there are {place.count}"
+        return Reason("gang", text), [f"{task.devices - place.count} more {place.name}"]
+    return _taken(view, states, plan, state, kind)
+
+
+def _taken(
+    view: View, states: dict[int, TaskState], plan: Plan, state: TaskState, kind: int
+) -> tuple[Reason, list[str]]:
+    place, needs = view.pool.kinds[kind], state.task.devices
+    here = [a for a in plan.assignments if a.kind == kind]
+    used = sum(states[a.tasks[0]].task.devices for a in here)
+    free = place.count - used
+    if free >= needs:
+        text = f"{place.name}: {free} are free, but running it elsewhere later ends sooner"
+        return Reason("better-later", text), []
+    names = [states[i].task.name for a in here for i in a.tasks]
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    price = plan.notes.get(f"price:{place.name}")
+    bid = f"; a device is worth {price / 60:.1f} min of waiting now" if price else ""
+    text = (
+        f"{place.name}: {free} of {place.count} free, needs {needs}; "
+        f"the rest runs {shown}, which saves more waiting{bid}"
+    )
+    return Reason("outbid", text), [
+        f"{needs - free} more {place.name}",
+        *_sharing(view, states, here, state, kind),
+    ]
+
+
+def _sharing(
+    view: View,
+    states: dict[int, TaskState],
+    here: Sequence[Assignment],
+    state: TaskState,
+    kind: int,
+) -> list[str]:
+    """Say what stands against co-location, where everything on the kind refuses it."""
+    memory = 0
+    for assignment in here:
+        rows = tuple(sorted([state.row, *(states[i].row for i in assignment.tasks)]))
+        if states[assignment.tasks[0]].task.devices != state.task.devices:
+            continue
+        if not view.table.fits(kind, rows, view.pool.kinds[kind].memory_bytes):
+            memory += 1
+    if memory and memory == len(here):
+        return [f"less memory: beside what runs on {view.pool.kinds[kind].name} it does not fit"]
+    return []
+
+
+def _duration(view: View, state: TaskState, mine: Assignment | None) -> float:
+    """Seconds of running that are left, alone on the fastest kind or as it runs now."""
+    if mine is None:
+        return state.steps_left / float(view.table.best[state.row])
+    rows = {s.id: s.row for s in view.tasks}
+    order = sorted(mine.tasks, key=lambda i: rows[i])
+    rates = view.table.rates(mine.kind, tuple(rows[i] for i in order))
+    assert rates is not None
+    return state.steps_left / rates[order.index(state.id)]
+
+
+def _start_estimates(view: View, plan: Plan) -> dict[int, float]:
+    """Seconds until each waiting task starts, if devices go to whoever has least work left.
+
+    A list schedule over the finish times of what runs now: cheap enough to answer a question with.
+    """
+    states = {state.id: state for state in view.tasks}
+    free = [kind.count for kind in view.pool.kinds]
+    ends: list[tuple[float, int, int]] = []  # (time, kind, devices)
+    running: set[int] = set()
+    for a in plan.assignments:
+        running.update(a.tasks)
+        devices = states[a.tasks[0]].task.devices
+        free[a.kind] -= devices
+        last_s = max(_duration(view, states[i], a) for i in a.tasks)
+        heapq.heappush(ends, (last_s, a.kind, devices))
+    waiting = [state for state in view.tasks if state.id not in running]
+    waiting.sort(key=lambda s: s.steps_left / view.table.best[s.row] / s.task.weight)
+    starts: dict[int, float] = {}
+    while waiting and ends:
+        now_s, kind, devices = heapq.heappop(ends)
+        free[kind] += devices
+        for state in list(waiting):
+            if state.task.devices <= free[kind] and view.may_run(state, kind):
+                starts[state.id] = now_s
+                free[kind] -= state.task.devices
+                lasts_s = state.steps_left / float(view.table.alone[state.row, kind])
+                heapq.heappush(ends, (now_s + lasts_s, kind, state.task.devices))
+                waiting.remove(state)
+    return starts
