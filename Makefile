@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CORE_SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') CMakeLists.txt
 
-.PHONY: setup build demo test test-all lint format clean
+.PHONY: setup build demo test test-all conformance bench lint format clean
 
 setup: $(VENV)/.built
 build: $(VENV)/.built
@@ -30,6 +30,14 @@ test: setup
 
 test-all: setup
 	$(BIN)/python -m pytest
+
+# torch's own operator database against local CPU; writes docs/conformance.md.
+conformance: setup
+	$(BIN)/python -m tests.conformance
+
+# Every speed claim about the device. Wants a quiet machine; ARGS=--quick for a first look.
+bench: setup
+	$(BIN)/python -m bench.device $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

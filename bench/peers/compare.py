@@ -91,6 +91,11 @@ class Child:
         assert self.process.stdout is not None
         if self.process.stdout.readline() == "ready\n":
             return None
+        return self.last_words()
+
+    def last_words(self) -> str:
+        """The last line that the peer wrote before it ended."""
+        self.process.wait(15)
         self.errors.seek(0)
         lines = self.errors.read().strip().splitlines()
         return lines[-1] if lines else "it ended without a word"
@@ -103,7 +108,7 @@ class Child:
             self.process.stdin.flush()
             answer = self.process.stdout.readline()
             if not answer:
-                raise RuntimeError("the peer ended")
+                raise RuntimeError(self.last_words())
             return float(answer)
 
         return run

@@ -45,7 +45,8 @@ class Mesh:
 
     def read(self) -> Any:
         with self.mesh.activate():
-            return monarch.inspect(self.a + self.b)[0].item()
+            result = monarch.inspect(self.a + self.b)
+        return result[0].item()
 
     def send(self) -> None:
         self.holder.keep.call_one(self.big).get()
