@@ -4,6 +4,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <torch/library.h>
 
 #include <atomic>

@@ -260,9 +260,9 @@ void Calls::invoke(const PreparedCall& prepared, Run& run) {
   const int64_t start = transport::nowNs();
   if (run.record) {
     const AboveAutograd above;
-    prepared.op.callBoxed(run.stack);
+    run_operator_(prepared.op, run.stack);
   } else {
-    prepared.op.callBoxed(run.stack);
+    run_operator_(prepared.op, run.stack);
   }
   const int64_t took_ns = transport::nowNs() - start;
   ++count_;

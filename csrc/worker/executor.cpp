@@ -44,7 +44,7 @@ Executor::Executor(ExecutorOptions options, const memory::SharedMemory& host, Ar
       events_(options.device),
       generators_(options.device),
       segments_(options.session),
-      calls_(options.device, options.speed, segments_, generators_) {}
+      calls_(options.device, options.speed, segments_, generators_, options.run_operator) {}
 
 void Executor::handle(const std::vector<uint64_t>& message, uint64_t sequence) {
   Reader reader(message.data() + 1, message.size() - 1);

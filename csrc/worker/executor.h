@@ -26,6 +26,7 @@ struct ExecutorOptions {
   c10::Device device{c10::DeviceType::CPU};
   uint64_t memory_bytes = 0;  // what the lease grants
   double speed = 1.0;  // below 1, calls take 1/speed of their time: an unequal device to test with
+  RunOperator run_operator = &runOperator;
 };
 
 class Executor {

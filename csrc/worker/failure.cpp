@@ -19,6 +19,16 @@ ErrorKind kindOf(const c10::Error& error) {
   return ErrorKind::kRuntime;
 }
 
+// torch lists every backend that has the operator: two screens that do not help a user of this one.
+std::string withoutDispatchTable(std::string text) {
+  const auto end = text.find(" This could be because");
+  if (text.rfind("Could not run '", 0) == 0 && end != std::string::npos) {
+    text.resize(end);
+    text += " The device's torch has no kernel for it.";
+  }
+  return text;
+}
+
 }  // namespace
 
 std::shared_ptr<const Failure> describe(std::exception_ptr error, uint64_t sequence,
@@ -31,7 +41,7 @@ std::shared_ptr<const Failure> describe(std::exception_ptr error, uint64_t seque
     failure.text = e.what();
   } catch (const c10::Error& e) {
     failure.kind = kindOf(e);
-    failure.text = e.what_without_backtrace();
+    failure.text = withoutDispatchTable(e.what_without_backtrace());
   } catch (const std::bad_alloc&) {
     failure.kind = ErrorKind::kOutOfMemory;
     failure.text = "the worker ran out of host memory";
