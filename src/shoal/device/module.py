@@ -207,5 +207,12 @@ def whole_rnn(whole: bool | None = None) -> bool:
     return _core.whole_rnn()
 
 
-#: torch.utils.checkpoint and others look for these names.
+#: torch.serialization looks for this name.
 _utils = torch._utils
+
+
+def __getattr__(name: str) -> Any:
+    # torch.utils.checkpoint keeps the state of random numbers only where this says so.
+    if name == "_initialized":
+        return is_initialized()
+    raise AttributeError(f"module 'torch.shoal' has no attribute {name!r}")
