@@ -50,8 +50,11 @@ void bindClient(py::module_& m) {
     });
   });
   m.def("register_kernels", [] {
-    client::registerComposites();
-    client::registerKernels();
+    static std::once_flag once;
+    std::call_once(once, [] {
+      client::registerComposites();
+      client::registerKernels();
+    });
   });
   m.def("set_pool_starter", [](std::function<void()> start) {
     Devices::get().start_pool = [start = std::move(start)] {
@@ -94,13 +97,10 @@ void bindClient(py::module_& m) {
   m.def("set_device", [](int index) { Devices::setCurrent(static_cast<c10::DeviceIndex>(index)); });
   m.def(
       "synchronize",
-      [](int index) {
-        Devices::get().stream(static_cast<c10::DeviceIndex>(index)).synchronize();
-      },
+      [](int index) { Devices::get().stream(static_cast<c10::DeviceIndex>(index)).synchronize(); },
       py::call_guard<py::gil_scoped_release>());
-  m.def("default_generator", [](int index) {
-    return client::defaultGenerator(static_cast<c10::DeviceIndex>(index));
-  });
+  m.def("default_generator",
+        [](int index) { return client::defaultGenerator(static_cast<c10::DeviceIndex>(index)); });
   m.def("set_blocking", &client::setBlocking);
   m.def("set_whole_rnn", &client::setWholeRnn);
   m.def("whole_rnn", &client::wholeRnn);
@@ -118,9 +118,8 @@ void bindStatistics(py::module_& m) {
     d["frees"] = use.frees;
     return d;
   });
-  m.def("reset_peak", [](int index) {
-    Devices::get().stream(static_cast<c10::DeviceIndex>(index)).resetPeak();
-  });
+  m.def("reset_peak",
+        [](int index) { Devices::get().stream(static_cast<c10::DeviceIndex>(index)).resetPeak(); });
   m.def("trim", [](int index) {
     Devices::get().stream(static_cast<c10::DeviceIndex>(index)).post(wire::Kind::kTrim, {});
   });
@@ -144,8 +143,9 @@ void bindStatistics(py::module_& m) {
                     .stream(static_cast<c10::DeviceIndex>(index))
                     .request(wire::Kind::kStats, {});
     }
-    static const char* const names[] = {"used_bytes", "reserved_bytes", "segment_bytes", "segments",
-                                        "calls",      "busy_ns",        "bytes_in",      "bytes_out"};
+    static const char* const names[] = {"used_bytes", "reserved_bytes", "segment_bytes",
+                                        "segments",   "calls",          "busy_ns",
+                                        "bytes_in",   "bytes_out"};
     py::dict d;
     for (size_t i = 0; i < payload.size() && i < std::size(names); ++i) d[names[i]] = payload[i];
     return d;
@@ -162,9 +162,8 @@ void bindWorker(py::module_& m) {
                                         threads});
            }),
            py::kw_only(), py::arg("socket"), py::arg("client_pidfd"), py::arg("session"),
-           py::arg("device"), py::arg("name"),
-           py::arg("memory_bytes"), py::arg("host_fd"), py::arg("host_bytes"), py::arg("speed"),
-           py::arg("threads"))
+           py::arg("device"), py::arg("name"), py::arg("memory_bytes"), py::arg("host_fd"),
+           py::arg("host_bytes"), py::arg("speed"), py::arg("threads"))
       .def("fds",
            [](const worker::Worker& w) {
              const auto r = w.regions();

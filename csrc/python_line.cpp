@@ -132,8 +132,12 @@ std::string describePythonLine(uint64_t token) {
 #else  // another Python: calls are not traced to lines
 
 void setInternalDirectories(std::vector<std::string>) {}
-uint64_t currentPythonLine() { return 0; }
-std::string describePythonLine(uint64_t) { return ""; }
+uint64_t currentPythonLine() {
+  return 0;
+}
+std::string describePythonLine(uint64_t) {
+  return "";
+}
 
 #endif
 

@@ -1,5 +1,5 @@
-// Finds the user's own Python line that runs now, without taking the GIL: it only reads the frames of
-// the calling thread, which cannot move while that thread is in here.
+// Finds the user's own Python line that runs now, without taking the GIL: it only reads the frames
+// of the calling thread, which cannot move while that thread is in here.
 #pragma once
 
 #include <cstdint>

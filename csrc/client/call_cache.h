@@ -1,5 +1,5 @@
-// The call cache: from a call's template to its prepared number and its outputs' metadata. It is what
-// makes the device fast: a hit costs no shape inference and no message but the call itself.
+// The call cache: from a call's template to its prepared number and its outputs' metadata. It is
+// what makes the device fast: a hit costs no shape inference and no message but the call itself.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -65,10 +65,9 @@ class CallCache {
     return &slots_[at].entry->call;
   }
 
-  // Also full before the worker's bound on all templates together is reached (outputs need room too).
-  bool full() const {
-    return size_ >= wire::kPreparedMax || words_ > wire::kPreparedWordsMax / 2;
-  }
+  // Also full before the worker's bound on all templates together is reached (outputs need room
+  // too).
+  bool full() const { return size_ >= wire::kPreparedMax || words_ > wire::kPreparedWordsMax / 2; }
   uint32_t size() const { return size_; }
   void clear() {
     slots_.clear();

@@ -97,11 +97,11 @@ void CallTemplate::addTensor(const at::Tensor& tensor) {
     return;
   }
   if (!tensor.device().is_privateuseone()) return addHostTensor(tensor);
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided && !tensor.is_quantized(),
-                              info_->name, ": ", tensor.layout(),
-                              tensor.is_quantized() ? " quantized" : "",
-                              " tensors are not supported on shoal devices; use .to_dense() or keep "
-                              "this part of the program on the CPU");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      tensor.layout() == c10::kStrided && !tensor.is_quantized(), info_->name, ": ",
+      tensor.layout(), tensor.is_quantized() ? " quantized" : "",
+      " tensors are not supported on shoal devices; use .to_dense() or keep "
+      "this part of the program on the CPU");
   const wire::Address base = baseOf(tensor);
   if (base != 0) {
     TORCH_CHECK(wire::sessionOf(base) == stream_->options().session,
@@ -136,11 +136,24 @@ void CallTemplate::addHostTensor(const at::Tensor& tensor) {
     immediates_.push_back(value[1]);
     return;
   }
-  TORCH_CHECK(info_->takes_host_index && tensor.device().is_cpu(),
-              "Expected all tensors to be on the same device, but found at least two: ",
-              stream_->device(), " and ", tensor.device(), " (in ", info_->name,
-              "). Move it with .to(\"shoal\").");
+  if (info_->takes_host_tensor && tensor.device().is_cpu() && tensor.dim() == 1 &&
+      tensor.nbytes() <= wire::kHostTensorBytesMax) {
+    return addSmallHostTensor(tensor.contiguous());
+  }
+  TORCH_CHECK(
+      info_->takes_host_index && tensor.device().is_cpu(),
+      "Expected all tensors to be on the same device, but found at least two: ", stream_->device(),
+      " and ", tensor.device(), " (in ", info_->name, "). Move it with .to(\"shoal\").");
   needs_upload_ = true;
+}
+
+void CallTemplate::addSmallHostTensor(const at::Tensor& tensor) {
+  key_.push_back(tagWord(Tag::kHostTensor, static_cast<uint8_t>(tensor.scalar_type()), 1, 0,
+                         static_cast<uint32_t>(tensor.nbytes())));
+  key_.push_back(static_cast<uint64_t>(tensor.size(0)));
+  const size_t start = key_.size();
+  key_.resize(start + (tensor.nbytes() + 7) / 8, 0);
+  std::memcpy(key_.data() + start, tensor.const_data_ptr(), tensor.nbytes());
 }
 
 void CallTemplate::addList(const c10::IValue& value, bool number) {

@@ -37,8 +37,8 @@ const char* const kWhole[] = {"lstm.input",     "lstm.data",     "gru.input",   
                               "rnn_tanh.input", "rnn_tanh.data", "rnn_relu.input", "rnn_relu.data",
                               "lstm_cell",      "gru_cell",      "rnn_tanh_cell",  "rnn_relu_cell"};
 
-// In steps, torch expects every accelerator to have these two kernels. A CPU worker has not; written
-// out they run anywhere and can be differentiated twice.
+// In steps, torch expects every accelerator to have these two kernels. A CPU worker has not;
+// written out they run anywhere and can be differentiated twice.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> lstmCell(
     const at::Tensor& input_gates, const at::Tensor& hidden_gates, const at::Tensor& cell,
     const std::optional<at::Tensor>& input_bias, const std::optional<at::Tensor>& hidden_bias) {
@@ -67,7 +67,9 @@ std::tuple<at::Tensor, at::Tensor> gruCell(const at::Tensor& input_gates,
 
 // torch's attention asks the device for the best kernel. We ask the worker's torch, once per shape:
 // the answer depends on shapes and dtypes only.
-bool flashAllowed() { return at::globalContext().userEnabledFlashSDP(); }
+bool flashAllowed() {
+  return at::globalContext().userEnabledFlashSDP();
+}
 
 at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const std::optional<at::Tensor>& mask, double dropout, bool causal,
@@ -82,21 +84,25 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
   const bool on_cpu = streamOf(query).options().is_cpu;
   if (on_cpu && flashAllowed() && query.dim() == 4 && query.layout() == c10::kStrided) {
     constexpr int64_t kFlash = 1;  // sdp::SDPBackend::flash_attention
-    const int64_t choice = at::_fused_sdp_choice(query, key, value, bias, dropout, causal, scale,
-                                                 grouped);
+    const int64_t choice =
+        at::_fused_sdp_choice(query, key, value, bias, dropout, causal, scale, grouped);
     if (choice == kFlash) {
       return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout,
                                                                          causal, bias, scale));
     }
   }
-  return std::get<0>(at::_scaled_dot_product_attention_math(query, key, value, bias, dropout, causal,
-                                                            std::nullopt, scale, grouped));
+  return std::get<0>(at::_scaled_dot_product_attention_math(query, key, value, bias, dropout,
+                                                            causal, std::nullopt, scale, grouped));
 }
 
 }  // namespace
 
-void setWholeRnn(bool whole) { g_whole_rnn = whole; }
-bool wholeRnn() { return g_whole_rnn; }
+void setWholeRnn(bool whole) {
+  g_whole_rnn = whole;
+}
+bool wholeRnn() {
+  return g_whole_rnn;
+}
 
 void registerComposites() {
   for (const auto dispatch_key :
@@ -109,7 +115,8 @@ void registerComposites() {
       const std::string overload = dot == std::string::npos ? "" : full.substr(dot + 1);
       const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
           ("aten::" + full.substr(0, dot)).c_str(), overload.c_str());
-      library->impl(name, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<WholeKernel>(op)));
+      library->impl(name,
+                    torch::CppFunction::makeFromBoxedFunctor(std::make_unique<WholeKernel>(op)));
     }
     library->impl("_thnn_fused_lstm_cell", lstmCell);
     library->impl("_thnn_fused_gru_cell", gruCell);

@@ -12,14 +12,17 @@
 namespace shoal::client {
 namespace {
 
-bool onDevice(const at::Tensor& tensor) { return tensor.device().is_privateuseone(); }
+bool onDevice(const at::Tensor& tensor) {
+  return tensor.device().is_privateuseone();
+}
 
 // Whether the tensor's elements fill one range of memory, in some order.
-bool isDense(const at::Tensor& tensor) { return tensor.is_non_overlapping_and_dense(); }
+bool isDense(const at::Tensor& tensor) {
+  return tensor.is_non_overlapping_and_dense();
+}
 
 void copyOnDevice(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
-  static const OperatorInfo info(
-      c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", ""));
+  static const OperatorInfo info(c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", ""));
   torch::jit::Stack stack{self, source, non_blocking};
   dispatchCall(info, &stack);
 }

@@ -26,8 +26,9 @@ Stream& Devices::stream(c10::DeviceIndex index) {
 Stream& Devices::owner(wire::Address address) const {
   Stream* stream = bySession(wire::sessionOf(address) % wire::kSessionsMax);
   if (stream == nullptr) {
-    raiseDeviceLost("this tensor belongs to a shoal session that has ended; its memory is gone. "
-                    "Create it again on the present lease.");
+    raiseDeviceLost(
+        "this tensor belongs to a shoal session that has ended; its memory is gone. "
+        "Create it again on the present lease.");
   }
   return *stream;
 }

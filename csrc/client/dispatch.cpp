@@ -48,7 +48,8 @@ void postPrepare(const Issue& issue, const CachedCall& cached, const Lock& held)
   const std::string& name = issue.info.name;
   const auto& key = issue.call.key();
   const size_t name_words = (name.size() + 7) / 8;
-  uint64_t* out = stream.begin(Kind::kPrepare, 2 + name_words + key.size() + outputs.size(), 0, held);
+  uint64_t* out =
+      stream.begin(Kind::kPrepare, 2 + name_words + key.size() + outputs.size(), 0, held);
   *out++ = wire::pair(cached.id, static_cast<uint32_t>(name.size()));
   *out++ = wire::pair(static_cast<uint32_t>(key.size()), static_cast<uint32_t>(outputs.size()));
   if (name_words > 0) out[name_words - 1] = 0;
@@ -107,10 +108,18 @@ void finish(const Issue& issue, const std::vector<OutputMeta>& outputs,
   for (size_t i = 0; i < outputs.size(); ++i) {
     const OutputMeta& output = outputs[i];
     switch (output.kind) {
-      case OutputKind::kFresh: results.emplace_back(makeTensor(*address++, output, device)); break;
-      case OutputKind::kUndefined: results.emplace_back(at::Tensor()); break;
-      case OutputKind::kArgument: results.emplace_back(arguments[output.number]); break;
-      case OutputKind::kScalar: results.emplace_back(*scalar++); break;
+      case OutputKind::kFresh:
+        results.emplace_back(makeTensor(*address++, output, device));
+        break;
+      case OutputKind::kUndefined:
+        results.emplace_back(at::Tensor());
+        break;
+      case OutputKind::kArgument:
+        results.emplace_back(arguments[output.number]);
+        break;
+      case OutputKind::kScalar:
+        results.emplace_back(*scalar++);
+        break;
       case OutputKind::kResized:
         applyResize(output, *address++, arguments[output.number].toTensor());
         break;
@@ -152,10 +161,14 @@ OutputMeta parseMeta(uint64_t head, wire::Reader& reader) {
 c10::IValue parseScalar(wire::Reader& reader) {
   const uint64_t head = reader.word("scalar");
   switch (static_cast<Tag>(wire::tagOf(head))) {
-    case Tag::kBool: return wire::tagA(head) != 0;
-    case Tag::kInt: return static_cast<int64_t>(reader.word("integer"));
-    case Tag::kFloatKeyed: return wire::asDouble(reader.word("float"));
-    default: return {};
+    case Tag::kBool:
+      return wire::tagA(head) != 0;
+    case Tag::kInt:
+      return static_cast<int64_t>(reader.word("integer"));
+    case Tag::kFloatKeyed:
+      return wire::asDouble(reader.word("float"));
+    default:
+      return {};
   }
 }
 
@@ -304,6 +317,8 @@ void dispatchRecorded(const OperatorInfo& info, torch::jit::Stack* stack, uint64
   run(info, stack, graph);
 }
 
-void setBlocking(bool blocking) { g_blocking = blocking; }
+void setBlocking(bool blocking) {
+  g_blocking = blocking;
+}
 
 }  // namespace shoal::client

@@ -12,13 +12,20 @@ LineHooks& lineHooks() {
 void raiseError(wire::ErrorKind kind, const std::string& text) {
   using wire::ErrorKind;
   switch (kind) {
-    case ErrorKind::kIndex: TORCH_CHECK_INDEX(false, text);
-    case ErrorKind::kValue: TORCH_CHECK_VALUE(false, text);
-    case ErrorKind::kType: TORCH_CHECK_TYPE(false, text);
-    case ErrorKind::kNotImplemented: TORCH_CHECK_NOT_IMPLEMENTED(false, text);
-    case ErrorKind::kOutOfMemory: TORCH_CHECK_WITH(OutOfMemoryError, false, text);
-    case ErrorKind::kLinAlg: TORCH_CHECK_LINALG(false, text);
-    default: TORCH_CHECK(false, text);
+    case ErrorKind::kIndex:
+      TORCH_CHECK_INDEX(false, text);
+    case ErrorKind::kValue:
+      TORCH_CHECK_VALUE(false, text);
+    case ErrorKind::kType:
+      TORCH_CHECK_TYPE(false, text);
+    case ErrorKind::kNotImplemented:
+      TORCH_CHECK_NOT_IMPLEMENTED(false, text);
+    case ErrorKind::kOutOfMemory:
+      TORCH_CHECK_WITH(OutOfMemoryError, false, text);
+    case ErrorKind::kLinAlg:
+      TORCH_CHECK_LINALG(false, text);
+    default:
+      TORCH_CHECK(false, text);
   }
   __builtin_unreachable();
 }

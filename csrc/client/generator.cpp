@@ -29,7 +29,8 @@ class GeneratorImpl final : public c10::GeneratorImpl {
     if (number_ == 0 || session_ == 0) return;
     try {
       Stream* stream = Devices::get().bySession(session_);
-      if (stream != nullptr && stream->usable()) stream->post(wire::Kind::kGeneratorDrop, {number_});
+      if (stream != nullptr && stream->usable())
+        stream->post(wire::Kind::kGeneratorDrop, {number_});
     } catch (...) {
     }
   }
@@ -58,8 +59,9 @@ class GeneratorImpl final : public c10::GeneratorImpl {
 
   void set_state(const c10::TensorImpl& state) override {
     const uint64_t bytes = static_cast<uint64_t>(state.numel()) * state.itemsize();
-    TORCH_CHECK(state.device().is_cpu() && state.is_contiguous() && bytes < wire::kMessageBytesMax / 2,
-                "a generator's state must be a contiguous CPU tensor");
+    TORCH_CHECK(
+        state.device().is_cpu() && state.is_contiguous() && bytes < wire::kMessageBytesMax / 2,
+        "a generator's state must be a contiguous CPU tensor");
     Stream& stream = attachedStream();
     const auto held = stream.lock();
     const size_t words = (bytes + 7) / 8;
@@ -72,9 +74,8 @@ class GeneratorImpl final : public c10::GeneratorImpl {
   }
 
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
-    const auto payload =
-        const_cast<GeneratorImpl*>(this)->attachedStream().request(wire::Kind::kGeneratorGet,
-                                                                   {number_});
+    const auto payload = const_cast<GeneratorImpl*>(this)->attachedStream().request(
+        wire::Kind::kGeneratorGet, {number_});
     wire::Reader reader(payload.data(), payload.size());
     const auto data = reader.bytes(reader.word("bytes"), wire::kMessageBytesMax, "state");
     at::Tensor state = at::empty({static_cast<int64_t>(data.size())}, at::kByte);
@@ -125,8 +126,10 @@ at::Generator newGenerator(c10::DeviceIndex index) {
 }
 
 uint64_t generatorNumber(const at::Generator& generator, Stream& stream) {
-  TORCH_CHECK(generator.device().is_privateuseone(), "Expected a 'shoal' device type for generator "
-              "but found '", generator.device().type(), "'");
+  TORCH_CHECK(generator.device().is_privateuseone(),
+              "Expected a 'shoal' device type for generator "
+              "but found '",
+              generator.device().type(), "'");
   auto* impl = static_cast<GeneratorImpl*>(generator.unsafeGetGeneratorImpl());
   TORCH_CHECK(&impl->attachedStream() == &stream, "the generator is on ", generator.device(),
               ", but the operator runs on ", stream.device());

@@ -65,8 +65,9 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     t_stream = stream.id();
     return before;
   }
-  // Autograd starts one thread for each device that exists at the program's first backward, and never
-  // again, so it must hear of all that a later lease may have. Users ask torch.shoal.device_count().
+  // Autograd starts one thread for each device that exists at the program's first backward, and
+  // never again, so it must hear of all that a later lease may have. Users ask
+  // torch.shoal.device_count().
   c10::DeviceIndex deviceCount() const noexcept override { return kDevicesMax; }
   c10::DeviceCapability getDeviceCapability(c10::Device) const override { return {}; }
 

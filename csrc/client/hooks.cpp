@@ -1,10 +1,11 @@
 // The hooks by which torch finds the device's generators, pinned memory and allocator.
+#include "client/hooks.h"
+
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 
 #include "client/devices.h"
 #include "client/generator.h"
 #include "client/host_memory.h"
-#include "client/hooks.h"
 #include "client/tensor.h"
 
 namespace shoal::client {

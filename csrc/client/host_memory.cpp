@@ -28,11 +28,14 @@ HostMemory::HostMemory()
 HostMemory& HostMemory::get() {
   if (HostMemory* host = g_host.load(std::memory_order_acquire)) return *host;
   std::lock_guard lock(g_host_mutex);
-  if (g_host.load() == nullptr) g_host.store(new HostMemory);  // never freed: tensors may outlive us
+  if (g_host.load() == nullptr)
+    g_host.store(new HostMemory);  // never freed: tensors may outlive us
   return *g_host.load();
 }
 
-bool HostMemory::exists() { return g_host.load(std::memory_order_acquire) != nullptr; }
+bool HostMemory::exists() {
+  return g_host.load(std::memory_order_acquire) != nullptr;
+}
 
 uint64_t HostMemory::allocate(uint64_t bytes) {
   std::lock_guard lock(mutex_);

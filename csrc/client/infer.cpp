@@ -12,8 +12,8 @@ thread_local int Inference::depth_ = 0;
 namespace {
 
 // Behind this key stand torch's generic kernels of structured operators: they compute the outputs'
-// shapes in C++, allocate them on the inputs' device and then call the `out=` overload there, which is
-// where Inference stops them.
+// shapes in C++, allocate them on the inputs' device and then call the `out=` overload there, which
+// is where Inference stops them.
 constexpr auto kGenericKey = c10::DispatchKey::CompositeExplicitAutogradNonFunctional;
 
 struct Unreachable {};
@@ -30,7 +30,8 @@ bool inferStructured(const OperatorInfo& info, c10::ArrayRef<c10::IValue> argume
   for (size_t i = 0; i < stack.size(); ++i) {
     if (!stack[i].isTensor()) return false;
     if (info.return_of[i] >= 0) {
-      outputs.push_back({wire::OutputKind::kArgument, {}, static_cast<uint32_t>(info.return_of[i])});
+      outputs.push_back(
+          {wire::OutputKind::kArgument, {}, static_cast<uint32_t>(info.return_of[i])});
     } else {
       outputs.push_back(metaOf(stack[i].toTensor()));
     }
@@ -62,8 +63,8 @@ OutputMeta metaOf(const at::Tensor& tensor) {
   meta.dtype = tensor.scalar_type();
   meta.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
   meta.strides.assign(tensor.strides().begin(), tensor.strides().end());
-  meta.bytes = static_cast<uint64_t>(wire::spanBytes(
-      meta.sizes.data(), meta.strides.data(), meta.sizes.size(), tensor.itemsize()));
+  meta.bytes = static_cast<uint64_t>(wire::spanBytes(meta.sizes.data(), meta.strides.data(),
+                                                     meta.sizes.size(), tensor.itemsize()));
   return meta;
 }
 

@@ -1,5 +1,5 @@
-// The outputs' metadata of a call that was never made before, without asking the worker: torch's own
-// C++ shape functions where the operator has them, a few rules of ours where it has not.
+// The outputs' metadata of a call that was never made before, without asking the worker: torch's
+// own C++ shape functions where the operator has them, a few rules of ours where it has not.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -24,8 +24,8 @@ class Inference {
   static thread_local int depth_;
 };
 
-// Fills `outputs` and returns true if they are certain. Raises what local torch would raise for these
-// shapes. `arguments` is the call's stack.
+// Fills `outputs` and returns true if they are certain. Raises what local torch would raise for
+// these shapes. `arguments` is the call's stack.
 bool inferOutputs(const OperatorInfo& info, c10::ArrayRef<c10::IValue> arguments,
                   std::vector<OutputMeta>& outputs);
 

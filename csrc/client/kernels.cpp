@@ -1,6 +1,6 @@
 // Which operators go to the worker whole. The rule: everything that computes. What only describes
-// (views, empty tensors), what asks about a tensor, and what torch composes of other operators with a
-// gradient of its own (CompositeImplicit) stays with the client.
+// (views, empty tensors), what asks about a tensor, and what torch composes of other operators with
+// a gradient of its own (CompositeImplicit) stays with the client.
 #include "client/kernels.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -35,19 +35,61 @@ class ForwardKernel final : public c10::OperatorKernel {
 const std::unordered_set<std::string>& localOperators() {
   static const std::unordered_set<std::string> names = {
       // change or ask a tensor's description
-      "t_", "transpose_", "squeeze_", "unsqueeze_", "detach_", "as_strided_", "resize_as_", "resize",
-      "resize_as", "set", "is_pinned", "_pin_memory", "is_same_size", "_has_same_storage_numel",
-      "is_coalesced", "sparse_dim", "dense_dim", "_assert_tensor_metadata", "_print", "_assert_scalar",
-      "_functional_assert_scalar", "_functional_sym_constrain_range", "sym_constrain_range",
-      "sym_constrain_range_for_size", "_functional_sym_constrain_range_for_size", "_coalesced_",
+      "t_",
+      "transpose_",
+      "squeeze_",
+      "unsqueeze_",
+      "detach_",
+      "as_strided_",
+      "resize_as_",
+      "resize",
+      "resize_as",
+      "set",
+      "is_pinned",
+      "_pin_memory",
+      "is_same_size",
+      "_has_same_storage_numel",
+      "is_coalesced",
+      "sparse_dim",
+      "dense_dim",
+      "_assert_tensor_metadata",
+      "_print",
+      "_assert_scalar",
+      "_functional_assert_scalar",
+      "_functional_sym_constrain_range",
+      "sym_constrain_range",
+      "sym_constrain_range_for_size",
+      "_functional_sym_constrain_range_for_size",
+      "_coalesced_",
       // share memory without saying so in their schema
-      "_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "_lazy_clone",
+      "_unsafe_view",
+      "unsafe_split",
+      "unsafe_split_with_sizes",
+      "_lazy_clone",
       // may make their result on another device than their argument's
-      "empty_like", "new_empty", "new_empty_strided", "empty_permuted", "_to_copy", "new_full",
-      "new_zeros", "new_ones", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like",
-      "randint_like", "scalar_tensor", "lift", "_new_zeros_with_same_feature_meta",
+      "empty_like",
+      "new_empty",
+      "new_empty_strided",
+      "empty_permuted",
+      "_to_copy",
+      "new_full",
+      "new_zeros",
+      "new_ones",
+      "zeros_like",
+      "ones_like",
+      "full_like",
+      "rand_like",
+      "randn_like",
+      "randint_like",
+      "scalar_tensor",
+      "lift",
+      "_new_zeros_with_same_feature_meta",
       // raise what they find, which must happen in the caller's line
-      "_linalg_check_errors", "_assert_async",
+      "_linalg_check_errors",
+      "_assert_async",
+      // work with lengths on the CPU
+      "_pack_padded_sequence",
+      "_pack_padded_sequence_backward",
   };
   return names;
 }
@@ -99,9 +141,10 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 
 // Tensors that are no plain array of numbers have no address. Their factories end up here.
 void refuseLayout(const c10::OperatorHandle& op, torch::jit::Stack*) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, c10::toString(op.operator_name()),
-                              ": shoal devices hold dense strided tensors only. Use .to_dense(), or "
-                              "keep sparse, nested and quantized tensors on the CPU.");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, c10::toString(op.operator_name()),
+      ": shoal devices hold dense strided tensors only. Use .to_dense(), or "
+      "keep sparse, nested and quantized tensors on the CPU.");
 }
 
 TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) {
@@ -120,22 +163,19 @@ TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, m) {
 }  // namespace
 
 void registerKernels() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    static auto* library = new torch::Library(torch::Library::IMPL, "aten",
-                                              DispatchKey::PrivateUse1, __FILE__, __LINE__);
-    auto& dispatcher = c10::Dispatcher::singleton();
-    for (const auto& name : dispatcher.getAllOpNames()) {
-      if (name.name.rfind("aten::", 0) != 0) continue;
-      const auto op = dispatcher.findSchema(name);
-      if (!op.has_value() || !isForwarded(*op)) continue;
-      library->impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunctor(
-                                                     std::make_unique<ForwardKernel>(*op)));
-    }
-    static auto* others = new torch::Library(torch::Library::IMPL, "_", DispatchKey::PrivateUse1,
-                                             __FILE__, __LINE__);
-    others->fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
-  });
+  static auto* library = new torch::Library(torch::Library::IMPL, "aten", DispatchKey::PrivateUse1,
+                                            __FILE__, __LINE__);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    if (name.name.rfind("aten::", 0) != 0) continue;
+    const auto op = dispatcher.findSchema(name);
+    if (!op.has_value() || !isForwarded(*op)) continue;
+    library->impl(c10::toString(name).c_str(),
+                  torch::CppFunction::makeFromBoxedFunctor(std::make_unique<ForwardKernel>(*op)));
+  }
+  static auto* others =
+      new torch::Library(torch::Library::IMPL, "_", DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  others->fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
 }  // namespace shoal::client

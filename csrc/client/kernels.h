@@ -2,8 +2,8 @@
 
 namespace shoal::client {
 
-// Registers a kernel for every operator that goes to the worker. Done at first use, because it takes
-// some milliseconds that `import torch` should not pay.
+// Registers a kernel for every operator that goes to the worker. Done at first use, because it
+// takes some milliseconds that `import torch` should not pay.
 void registerKernels();
 
 }  // namespace shoal::client

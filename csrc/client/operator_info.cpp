@@ -15,7 +15,9 @@ bool holdsNumber(const c10::TypePtr& type) {
   return false;
 }
 
-bool startsWith(const std::string& text, const char* prefix) { return text.rfind(prefix, 0) == 0; }
+bool startsWith(const std::string& text, const char* prefix) {
+  return text.rfind(prefix, 0) == 0;
+}
 
 }  // namespace
 
@@ -27,6 +29,7 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& handle) : op(handle) {
   for (const auto& argument : schema.arguments()) {
     is_number.push_back(holdsNumber(argument.real_type()));
     has_out = has_out || argument.is_out();
+    takes_host_tensor = takes_host_tensor || argument.name() == "batch_sizes";
   }
   size_t matched = 0;
   for (const auto& result : schema.returns()) {

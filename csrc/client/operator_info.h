@@ -14,14 +14,15 @@ struct OperatorInfo {
   c10::OperatorHandle op;
   std::string name;  // "aten::add.Tensor"
   size_t argument_count = 0;
-  std::vector<bool> is_number;   // by argument: a Scalar (or a list of them)
-  std::vector<int> return_of;    // by return: the argument that it is (mutated), or -1
-  bool writes_only = false;      // every return is a mutated argument, and none may be resized
-  bool has_out = false;          // takes `out=`, which the operator may resize
-  bool structured = false;       // torch has a C++ shape function that we can reach
-  bool dynamic = false;          // output shapes depend on data
+  std::vector<bool> is_number;        // by argument: a Scalar (or a list of them)
+  std::vector<int> return_of;         // by return: the argument that it is (mutated), or -1
+  bool writes_only = false;           // every return is a mutated argument, and none may be resized
+  bool has_out = false;               // takes `out=`, which the operator may resize
+  bool structured = false;            // torch has a C++ shape function that we can reach
+  bool dynamic = false;               // output shapes depend on data
   bool number_decides_shape = false;  // arange and its kin: Scalars belong to the key
   bool takes_host_index = false;      // index operators accept CPU index tensors
+  bool takes_host_tensor = false;  // packed sequences: their batch sizes are on the CPU by contract
 };
 
 }  // namespace shoal::client

@@ -44,7 +44,8 @@ class RecordedBackward final : public torch::autograd::Node {
   void release_variables() override { drop(); }
 
   variable_list apply(variable_list&& grads) override {
-    TORCH_CHECK(!dropped_, "Trying to backward through the graph a second time. Specify "
+    TORCH_CHECK(!dropped_,
+                "Trying to backward through the graph a second time. Specify "
                 "retain_graph=True if you need to backward through the graph a second time.");
     TORCH_CHECK_NOT_IMPLEMENTED(!c10::GradMode::is_enabled(),
                                 "a recurrent layer that runs whole on a shoal device has no second "

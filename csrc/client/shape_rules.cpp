@@ -28,13 +28,17 @@ OutputMeta contiguous(at::IntArrayRef sizes, c10::ScalarType dtype) {
   return meta;
 }
 
-bool isTensor(const c10::IValue& value) { return value.isTensor() && value.toTensor().defined(); }
+bool isTensor(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined();
+}
 
 c10::ScalarType dtypeOr(const c10::IValue& value, c10::ScalarType otherwise) {
   return value.isNone() ? otherwise : static_cast<c10::ScalarType>(value.toInt());
 }
 
-c10::ScalarType defaultDtype() { return c10::get_default_dtype_as_scalartype(); }
+c10::ScalarType defaultDtype() {
+  return c10::get_default_dtype_as_scalartype();
+}
 
 bool stridedOnly(const c10::IValue& layout) {
   return layout.isNone() || static_cast<c10::Layout>(layout.toInt()) == c10::kStrided;
@@ -75,7 +79,8 @@ bool embeddingBackward(Arguments a, Outputs& out) {
 // clone(self, *, memory_format): only where the layout needs no thought
 bool clone(Arguments a, Outputs& out) {
   const at::Tensor& self = a[0].toTensor();
-  const bool plain = a[1].isNone() || a[1].toInt() == static_cast<int64_t>(at::MemoryFormat::Preserve);
+  const bool plain =
+      a[1].isNone() || a[1].toInt() == static_cast<int64_t>(at::MemoryFormat::Preserve);
   const bool packed = !plain && a[1].toInt() == static_cast<int64_t>(at::MemoryFormat::Contiguous);
   if (packed || (plain && self.is_contiguous())) {
     out.push_back(contiguous(self.sizes(), self.scalar_type()));

@@ -1,5 +1,5 @@
-// Shape rules of frequent operators for which torch has no C++ shape function. An operator without a
-// rule is asked of the worker once per shape, which is exact but waits.
+// Shape rules of frequent operators for which torch has no C++ shape function. An operator without
+// a rule is asked of the worker once per shape, which is exact but waits.
 #pragma once
 
 #include <ATen/core/ivalue.h>

@@ -30,10 +30,10 @@ constexpr uint64_t kStagedBytesMax = uint64_t{256} << 20;  // sent, but not yet 
 
 Stream::Stream(StreamOptions options) : options_(std::move(options)) {
   using memory::SharedMemory;
-  requests_region_ = SharedMemory::attach(options_.requests_fd,
-                                          transport::ringRegionBytes(wire::kRingBytes));
-  replies_region_ = SharedMemory::attach(options_.replies_fd,
-                                         transport::ringRegionBytes(wire::kReplyRingBytes));
+  requests_region_ =
+      SharedMemory::attach(options_.requests_fd, transport::ringRegionBytes(wire::kRingBytes));
+  replies_region_ =
+      SharedMemory::attach(options_.replies_fd, transport::ringRegionBytes(wire::kReplyRingBytes));
   progress_region_ = SharedMemory::attach(options_.progress_fd, transport::kProgressBytes);
   if (options_.arena_bytes > 0) {
     arena_ = SharedMemory::attach(options_.arena_fd, options_.arena_bytes);
@@ -58,8 +58,9 @@ void Stream::close() noexcept {
 }
 
 void Stream::abandon() noexcept {
-  markLost("this process was forked from the one that leases it, and cannot use it too; start it with "
-           "the 'spawn' method instead");
+  markLost(
+      "this process was forked from the one that leases it, and cannot use it too; start it with "
+      "the 'spawn' method instead");
   closed_ = true;
   if (options_.socket >= 0) ::close(options_.socket);
   options_.socket = -1;
@@ -68,8 +69,9 @@ void Stream::abandon() noexcept {
 void Stream::checkUsable() const {
   if (lost_.load(std::memory_order_relaxed)) {
     raiseDeviceLost("shoal device " + options_.name + " was lost: " + lost_reason_ +
-                    (closed_ ? "" : ". Call shoal.connect() for a new lease; tensors of the old one "
-                                     "are gone."));
+                    (closed_ ? ""
+                             : ". Call shoal.connect() for a new lease; tensors of the old one "
+                               "are gone."));
   }
   if (closed_.load(std::memory_order_relaxed)) {
     raiseDeviceLost("the lease of shoal device " + options_.name + " has ended");
@@ -105,7 +107,8 @@ void Stream::checkAlive() {
   }
 }
 
-// --- addresses ------------------------------------------------------------------------------------
+// --- addresses
+// ------------------------------------------------------------------------------------
 
 Address Stream::mint(uint64_t bytes) {
   const Lock held = lock();
@@ -125,8 +128,8 @@ Address Stream::mint(uint64_t bytes, const Lock& held) {
 }
 
 void Stream::raiseOutOfMemory(uint64_t bytes) const {
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "shoal device ", options_.name, " (shoal:",
-                   static_cast<int>(options_.index), ") is out of memory: ", bytes,
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "shoal device ", options_.name,
+                   " (shoal:", static_cast<int>(options_.index), ") is out of memory: ", bytes,
                    " bytes were asked for, ", memory_.allocated_bytes, " of ", memory_.limit_bytes,
                    " bytes are in use. Free tensors, use a smaller batch, or lease a device with "
                    "more memory.");
@@ -178,7 +181,8 @@ void Stream::bind(Address base, const Lock& held) {
   post(Kind::kAllocate, {base, slot.bytes}, held);
 }
 
-// --- messages -------------------------------------------------------------------------------------
+// --- messages
+// -------------------------------------------------------------------------------------
 
 uint64_t* Stream::begin(Kind kind, size_t words, uint16_t flags, const Lock&) {
   checkUsable();
@@ -222,7 +226,8 @@ std::string Stream::placeOf(uint64_t sequence) {
   return token != 0 && hook != nullptr ? hook(token) : "";
 }
 
-// --- replies --------------------------------------------------------------------------------------
+// --- replies
+// --------------------------------------------------------------------------------------
 
 Stream::Payload Stream::await(uint64_t sequence) {
   while (true) {
@@ -283,7 +288,8 @@ void Stream::waitCompleted(uint64_t sequence) {
   if (!completed(sequence)) synchronize();
 }
 
-// --- transfers ------------------------------------------------------------------------------------
+// --- transfers
+// ------------------------------------------------------------------------------------
 
 void Stream::releaseHostAfter(uint64_t host_offset, uint64_t sequence) {
   const Lock held = lock();
@@ -332,7 +338,8 @@ void Stream::upload(Address base, uint64_t offset, const void* from, uint64_t by
     {
       const Lock held = lock();
       ensureBound(base, held);
-      sequence = post(Kind::kCopyIn, {base + offset, bytes, HostMemory::get().offsetOf(from)}, held);
+      sequence =
+          post(Kind::kCopyIn, {base + offset, bytes, HostMemory::get().offsetOf(from)}, held);
       traffic_.bytes_in += bytes;
     }
     HostMemory::get().usedBy(from, options_.session, sequence);
@@ -364,8 +371,7 @@ void Stream::upload(Address base, uint64_t offset, const void* from, uint64_t by
   if (wait_for != 0) waitCompleted(wait_for);
 }
 
-void Stream::download(Address base, uint64_t offset, void* to, uint64_t bytes,
-                      bool non_blocking) {
+void Stream::download(Address base, uint64_t offset, void* to, uint64_t bytes, bool non_blocking) {
   if (bytes == 0) return;
   const Address from = base + offset;
   {
@@ -415,7 +421,8 @@ void Stream::countTransfer(uint64_t in, uint64_t out, uint64_t copied) {
   traffic_.bytes_copied += copied;
 }
 
-// --- state ----------------------------------------------------------------------------------------
+// --- state
+// ----------------------------------------------------------------------------------------
 
 MemoryUse Stream::memoryUse() {
   const Lock held = lock();

@@ -45,10 +45,10 @@ struct MemoryUse {
 
 struct Traffic {
   uint64_t messages = 0;
-  uint64_t stream_bytes = 0;   // bytes of messages, without the data of transfers
-  uint64_t bytes_in = 0;       // host to device
-  uint64_t bytes_out = 0;      // device to host
-  uint64_t bytes_copied = 0;   // of both, copied by the client itself
+  uint64_t stream_bytes = 0;  // bytes of messages, without the data of transfers
+  uint64_t bytes_in = 0;      // host to device
+  uint64_t bytes_out = 0;     // device to host
+  uint64_t bytes_copied = 0;  // of both, copied by the client itself
   uint64_t round_trips = 0;
 };
 
@@ -61,13 +61,15 @@ class Stream {
   const StreamOptions& options() const { return options_; }
   c10::Device device() const { return {c10::DeviceType::PrivateUse1, options_.index}; }
 
-  // --- addresses -----------------------------------------------------------------------------------
-  // A new address for a segment of `bytes` > 0. No memory is behind it yet: that costs no message.
+  // --- addresses
+  // ----------------------------------------------------------------------------------- A new
+  // address for a segment of `bytes` > 0. No memory is behind it yet: that costs no message.
   wire::Address mint(uint64_t bytes);
   void release(wire::Address address) noexcept;
   uint64_t liveSegments() const { return live_segments_.load(std::memory_order_relaxed); }
 
-  // --- messages. A Lock is held from the first word to the last, so that messages stay whole. ------
+  // --- messages. A Lock is held from the first word to the last, so that messages stay whole.
+  // ------
   using Lock = std::unique_lock<std::mutex>;
   Lock lock() { return Lock(mutex_); }
   wire::Address mint(uint64_t bytes, const Lock&);
@@ -89,7 +91,8 @@ class Stream {
 
   CallCache& cache() { return cache_; }  // under the lock
 
-  // --- replies -------------------------------------------------------------------------------------
+  // --- replies
+  // -------------------------------------------------------------------------------------
   using Payload = std::vector<uint64_t>;
   void countRoundTrip(const Lock&) { ++traffic_.round_trips; }
   // Waits for the reply to message `sequence`; raises what the worker reports.
@@ -102,15 +105,17 @@ class Stream {
   void waitCompleted(uint64_t sequence);
   uint64_t lastSequence() const { return sequence_; }
 
-  // --- transfers -----------------------------------------------------------------------------------
-  // [base, base + bytes) is the segment; the range written is [base + offset, + bytes).
+  // --- transfers
+  // ----------------------------------------------------------------------------------- [base, base
+  // + bytes) is the segment; the range written is [base + offset, + bytes).
   void upload(wire::Address base, uint64_t offset, const void* from, uint64_t bytes,
               bool non_blocking);
   void download(wire::Address base, uint64_t offset, void* to, uint64_t bytes, bool non_blocking);
   // Gives back a host block once the worker is past `sequence`.
   void releaseHostAfter(uint64_t host_offset, uint64_t sequence);
 
-  // --- state ---------------------------------------------------------------------------------------
+  // --- state
+  // ---------------------------------------------------------------------------------------
   void close() noexcept;
   void abandon() noexcept;  // in a forked child: lets go of the socket, tells nobody
   bool usable() const { return !lost_.load() && !closed_.load(); }
@@ -150,7 +155,8 @@ class Stream {
   size_t pending_bytes_ = 0;
   std::vector<Slot> slots_;
   std::vector<uint32_t> free_slots_;
-  std::map<uint64_t, std::vector<uint32_t>> free_runs_;  // segments of several slots, by their count
+  std::map<uint64_t, std::vector<uint32_t>>
+      free_runs_;  // segments of several slots, by their count
   uint32_t next_slot_ = 1;
   std::atomic<uint64_t> live_segments_{0};
   MemoryUse memory_;

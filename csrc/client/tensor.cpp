@@ -81,7 +81,9 @@ Allocator g_allocator;
 
 }  // namespace
 
-c10::DeviceAllocator* allocator() { return &g_allocator; }
+c10::DeviceAllocator* allocator() {
+  return &g_allocator;
+}
 
 Stream& streamOf(const at::Tensor& tensor) {
   const wire::Address base = baseOf(tensor);

@@ -19,8 +19,7 @@ inline wire::Address baseOf(const at::Tensor& tensor) {
 // Address of the first element; 0 for a tensor without memory.
 inline wire::Address addressOf(const at::Tensor& tensor) {
   const wire::Address base = baseOf(tensor);
-  return base == 0 ? 0
-                   : base + static_cast<uint64_t>(tensor.storage_offset()) * tensor.itemsize();
+  return base == 0 ? 0 : base + static_cast<uint64_t>(tensor.storage_offset()) * tensor.itemsize();
 }
 
 // The stream that computes on this tensor. Raises DeviceLostError if its session is over.

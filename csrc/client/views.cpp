@@ -108,9 +108,10 @@ at::Tensor& setEmpty(at::Tensor& self) {
 }
 
 bool isSetTo(const at::Tensor& self, const at::Tensor& other) {
-  return self.storage().is_alias_of(other.storage()) && self.storage().unsafeGetStorageImpl() ==
-         other.storage().unsafeGetStorageImpl() && self.storage_offset() == other.storage_offset() &&
-         self.sizes() == other.sizes() && self.strides() == other.strides();
+  return self.storage().is_alias_of(other.storage()) &&
+         self.storage().unsafeGetStorageImpl() == other.storage().unsafeGetStorageImpl() &&
+         self.storage_offset() == other.storage_offset() && self.sizes() == other.sizes() &&
+         self.strides() == other.strides();
 }
 
 // Forward-mode AD asks for zeros that need no memory; ours are ordinary ones.
@@ -121,8 +122,8 @@ at::Tensor zerosForTangents(at::IntArrayRef size, std::optional<c10::ScalarType>
 }
 
 // `module.to("shoal")` keeps its Parameters (tied weights stay tied, an optimizer made before stays
-// right) only if torch may exchange a CPU tensor's insides for a device tensor's. Both are plain dense
-// tensors, but torch's own list of such backends leaves out new ones.
+// right) only if torch may exchange a CPU tensor's insides for a device tensor's. Both are plain
+// dense tensors, but torch's own list of such backends leaves out new ones.
 bool compatibleInsides(const at::Tensor& self, const at::Tensor& from) {
   const auto dense = [](const at::Tensor& t) {
     return t.layout() == c10::kStrided && !t.is_quantized() && !t.is_nested() &&

@@ -18,7 +18,7 @@ BlockAllocator::BlockAllocator(size_t capacity)
 // Classes: 64-byte steps up to 512, then four to each doubling. Waste stays under 25 %.
 size_t BlockAllocator::classOf(size_t bytes) {
   if (bytes <= 512) return bytes == 0 ? 0 : (bytes - 1) / 64;
-  const int top = std::bit_width(bytes - 1) - 1;            // 2^top <= bytes-1 < 2^(top+1)
+  const int top = std::bit_width(bytes - 1) - 1;  // 2^top <= bytes-1 < 2^(top+1)
   const size_t step = size_t{1} << (top - 2);
   const size_t quarter = (bytes - 1 - (size_t{1} << top)) / step;
   return 8 + static_cast<size_t>(top - 9) * 4 + quarter;

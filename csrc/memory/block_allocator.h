@@ -1,5 +1,6 @@
 // Hands out ranges of a region: small blocks from slabs by size class, large ones by best fit with
-// coalescing. It knows offsets only, never touches the memory, and is not thread-safe: its owner locks.
+// coalescing. It knows offsets only, never touches the memory, and is not thread-safe: its owner
+// locks.
 #pragma once
 
 #include <array>
@@ -29,7 +30,7 @@ class BlockAllocator {
   size_t blockBytes(size_t offset) const;
 
   size_t capacity() const { return capacity_; }
-  size_t usedBytes() const { return used_; }  // in blocks that are handed out
+  size_t usedBytes() const { return used_; }        // in blocks that are handed out
   size_t highWater() const { return high_water_; }  // end of the highest block ever handed out
   size_t largestFree() const;
   // Free ranges of whole slabs and large blocks, to be given back to the system.

@@ -54,7 +54,7 @@ SharedMemory SharedMemory::attach(int fd, size_t bytes) {
   bytes = wholePages(bytes);
   SharedMemory region;
   region.fd_ = fd;
-  struct stat info {};
+  struct stat info{};
   if (fstat(fd, &info) != 0) fail("cannot inspect the region");
   if ((fcntl(fd, F_GET_SEALS) & kSeals) != kSeals) {
     throw std::runtime_error("shared memory: the region is not sealed");

@@ -29,7 +29,9 @@ struct RingControl {
 };
 static_assert(sizeof(RingControl) == 256);
 
-inline size_t ringRegionBytes(size_t capacity) { return sizeof(RingControl) + capacity; }
+inline size_t ringRegionBytes(size_t capacity) {
+  return sizeof(RingControl) + capacity;
+}
 
 // Called every 50 ms of a sleep. It may throw PeerLost; otherwise the wait goes on.
 using Liveness = std::function<void()>;

@@ -3,8 +3,8 @@
 //   63      62..52          51..30            29..0
 //   0   |   session   |      slot      |     offset
 //
-// A segment (a torch storage) starts at offset 0 of a slot and owns as many consecutive slots as its
-// size needs, so that any address resolves to its segment by one array look-up.
+// A segment (a torch storage) starts at offset 0 of a slot and owns as many consecutive slots as
+// its size needs, so that any address resolves to its segment by one array look-up.
 #pragma once
 
 #include <cstddef>

@@ -27,16 +27,16 @@ enum class Kind : uint16_t {
   kSeed = 13,          // generator, seed
   kGeneratorGet = 14,  // generator                       -> state
   kGeneratorSet = 15,  // generator, bytes, state
-  kGeneratorDrop = 16, // generator
-  kEventRecord = 17,   // event
-  kEventElapsed = 18,  // start event, end event          -> milliseconds (double)
-  kEventDrop = 19,     // event
-  kSync = 20,          //                                 -> nothing
-  kStats = 21,         //                                 -> counters
-  kForget = 22,        // drops all prepared calls
-  kBackward = 23,      // graph, gradient count, addresses -> like a learning call
-  kGraphDrop = 24,     // graph
-  kTrim = 25,          // gives cached memory back to the system
+  kGeneratorDrop = 16,  // generator
+  kEventRecord = 17,    // event
+  kEventElapsed = 18,   // start event, end event          -> milliseconds (double)
+  kEventDrop = 19,      // event
+  kSync = 20,           //                                 -> nothing
+  kStats = 21,          //                                 -> counters
+  kForget = 22,         // drops all prepared calls
+  kBackward = 23,       // graph, gradient count, addresses -> like a learning call
+  kGraphDrop = 24,      // graph
+  kTrim = 25,           // gives cached memory back to the system
   kLast = kTrim,
 };
 
@@ -53,52 +53,63 @@ enum class ErrorKind : uint16_t {
   kNotImplemented = 5,
   kOutOfMemory = 6,
   kLinAlg = 7,
-  kProtocol = 8,   // the client broke the protocol: a bug, or an attack
-  kPoisoned = 9,   // the value was to be made by a call that failed before
+  kProtocol = 8,  // the client broke the protocol: a bug, or an attack
+  kPoisoned = 9,  // the value was to be made by a call that failed before
 };
 
 inline constexpr uint64_t headerWord(Kind kind, uint32_t bytes, uint16_t flags) {
   return uint64_t{bytes} | (uint64_t{static_cast<uint16_t>(kind)} << 32) | (uint64_t{flags} << 48);
 }
-inline constexpr uint32_t headerBytes(uint64_t word) { return static_cast<uint32_t>(word); }
-inline constexpr uint16_t headerKind(uint64_t word) { return static_cast<uint16_t>(word >> 32); }
-inline constexpr uint16_t headerFlags(uint64_t word) { return static_cast<uint16_t>(word >> 48); }
+inline constexpr uint32_t headerBytes(uint64_t word) {
+  return static_cast<uint32_t>(word);
+}
+inline constexpr uint16_t headerKind(uint64_t word) {
+  return static_cast<uint16_t>(word >> 32);
+}
+inline constexpr uint16_t headerFlags(uint64_t word) {
+  return static_cast<uint16_t>(word >> 48);
+}
 
 inline constexpr uint64_t pair(uint32_t low, uint32_t high) {
   return uint64_t{low} | (uint64_t{high} << 32);
 }
-inline constexpr uint32_t low(uint64_t word) { return static_cast<uint32_t>(word); }
-inline constexpr uint32_t high(uint64_t word) { return static_cast<uint32_t>(word >> 32); }
+inline constexpr uint32_t low(uint64_t word) {
+  return static_cast<uint32_t>(word);
+}
+inline constexpr uint32_t high(uint64_t word) {
+  return static_cast<uint32_t>(word >> 32);
+}
 
 // A reply: word 0 as above with kind = the request's kind and flags = ErrorKind; word 1 = the
-// request's sequence number; then the payload. An error's payload: failed call's number, text bytes,
-// operator name bytes, text, name.
+// request's sequence number; then the payload. An error's payload: failed call's number, text
+// bytes, operator name bytes, text, name.
 
-// Tags of a call's template: what a prepared call says about each argument. The template is also the
-// key of the client's call cache, so it holds everything that decides the outputs' metadata and
+// Tags of a call's template: what a prepared call says about each argument. The template is also
+// the key of the client's call cache, so it holds everything that decides the outputs' metadata and
 // nothing else. What is left out travels with each call as an immediate.
 enum class Tag : uint8_t {
   kNone = 0,
-  kUndefined = 1,   // an undefined tensor
-  kTensor = 2,      // a=dtype b=dims c=flags; sizes, strides       immediate: address
-  kHostScalar = 3,  // a=dtype c=flags                              immediate: 2 words of value
-  kInt = 4,         // value
-  kIntFree = 5,     //                                              immediate: value
-  kFloat = 6,       //                                              immediate: value
-  kFloatKeyed = 7,  // value
-  kComplex = 8,     //                                              immediate: real, imaginary
-  kBool = 9,        // a=value
-  kString = 10,     // n=bytes; text
-  kList = 11,       // n=items; items
-  kDevice = 12,     // the session's own device
-  kGenerator = 13,  //                                              immediate: generator
-  kLast = kGenerator,
+  kUndefined = 1,    // an undefined tensor
+  kTensor = 2,       // a=dtype b=dims c=flags; sizes, strides       immediate: address
+  kHostScalar = 3,   // a=dtype c=flags                              immediate: 2 words of value
+  kInt = 4,          // value
+  kIntFree = 5,      //                                              immediate: value
+  kFloat = 6,        //                                              immediate: value
+  kFloatKeyed = 7,   // value
+  kComplex = 8,      //                                              immediate: real, imaginary
+  kBool = 9,         // a=value
+  kString = 10,      // n=bytes; text
+  kList = 11,        // n=items; items
+  kDevice = 12,      // the session's own device
+  kGenerator = 13,   //                                              immediate: generator
+  kHostTensor = 14,  // a=dtype b=dims n=bytes; sizes, data: a small CPU tensor that stays one
+  kLast = kHostTensor,
 };
 
 // Flags of kTensor and kHostScalar.
 inline constexpr uint8_t kTensorConj = 1;
 inline constexpr uint8_t kTensorNeg = 2;
-inline constexpr uint8_t kTensorWrapped = 4;    // a Python number in a tensor's clothes
+inline constexpr uint8_t kTensorWrapped = 4;  // a Python number in a tensor's clothes
 inline constexpr uint8_t kTensorRequiresGrad = 8;
 
 inline constexpr uint64_t tagWord(Tag tag, uint8_t a = 0, uint8_t b = 0, uint8_t c = 0,
@@ -106,10 +117,18 @@ inline constexpr uint64_t tagWord(Tag tag, uint8_t a = 0, uint8_t b = 0, uint8_t
   return uint64_t{static_cast<uint8_t>(tag)} | (uint64_t{a} << 8) | (uint64_t{b} << 16) |
          (uint64_t{c} << 24) | (uint64_t{n} << 32);
 }
-inline constexpr uint8_t tagOf(uint64_t word) { return static_cast<uint8_t>(word); }
-inline constexpr uint8_t tagA(uint64_t word) { return static_cast<uint8_t>(word >> 8); }
-inline constexpr uint8_t tagB(uint64_t word) { return static_cast<uint8_t>(word >> 16); }
-inline constexpr uint8_t tagC(uint64_t word) { return static_cast<uint8_t>(word >> 24); }
+inline constexpr uint8_t tagOf(uint64_t word) {
+  return static_cast<uint8_t>(word);
+}
+inline constexpr uint8_t tagA(uint64_t word) {
+  return static_cast<uint8_t>(word >> 8);
+}
+inline constexpr uint8_t tagB(uint64_t word) {
+  return static_cast<uint8_t>(word >> 16);
+}
+inline constexpr uint8_t tagC(uint64_t word) {
+  return static_cast<uint8_t>(word >> 24);
+}
 
 // What a prepared call (or the reply to a learning call) says about each flattened output.
 enum class OutputKind : uint8_t {

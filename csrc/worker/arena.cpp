@@ -58,7 +58,9 @@ void Arena::release(void* context) {
       static_cast<size_t>(static_cast<std::byte*>(context) - g_arena->region_.data()));
 }
 
-c10::DeleterFnPtr Arena::raw_deleter() const { return &release; }
+c10::DeleterFnPtr Arena::raw_deleter() const {
+  return &release;
+}
 
 void Arena::copy_data(void* to, const void* from, std::size_t bytes) const {
   std::memcpy(to, from, bytes);
@@ -66,9 +68,9 @@ void Arena::copy_data(void* to, const void* from, std::size_t bytes) const {
 
 void Arena::outOfMemory(size_t bytes) const {
   std::lock_guard lock(mutex_);
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "shoal device ", device_name_, " is out of memory: ",
-                   bytes, " bytes were asked for, ", blocks_.usedBytes(), " of ",
-                   blocks_.capacity(), " bytes are in use, the largest free block has ",
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "shoal device ", device_name_,
+                   " is out of memory: ", bytes, " bytes were asked for, ", blocks_.usedBytes(),
+                   " of ", blocks_.capacity(), " bytes are in use, the largest free block has ",
                    blocks_.largestFree(), " bytes. Free tensors, use a smaller batch, or lease a ",
                    "device with more memory.");
 }

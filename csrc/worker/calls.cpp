@@ -37,7 +37,8 @@ bool sameLayout(const Shape& shape, const at::Tensor& tensor) {
   if (tensor.sizes() != at::IntArrayRef(shape.sizes)) return false;
   if (tensor.numel() == 0) return true;
   for (size_t i = 0; i < shape.sizes.size(); ++i) {
-    if (shape.sizes[i] != 1 && tensor.stride(static_cast<int64_t>(i)) != shape.strides[i]) return false;
+    if (shape.sizes[i] != 1 && tensor.stride(static_cast<int64_t>(i)) != shape.strides[i])
+      return false;
   }
   return true;
 }
@@ -283,7 +284,8 @@ void Calls::bindOutputs(const PreparedCall& prepared, const torch::jit::Stack& r
                         const uint64_t* addresses) {
   size_t at = 0;
   const auto next = [&]() -> const Output& {
-    if (at >= prepared.outputs.size()) throw ProtocolError("the operator returned more than prepared");
+    if (at >= prepared.outputs.size())
+      throw ProtocolError("the operator returned more than prepared");
     return prepared.outputs[at++];
   };
   const auto bindOne = [&](const at::Tensor& value) {

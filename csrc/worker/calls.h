@@ -51,7 +51,8 @@ class Calls {
   }
   // Runs a call. A learning call returns what its reply says of the outputs. On failure the outputs
   // are poisoned and the failure is thrown on.
-  std::optional<std::vector<uint64_t>> call(uint16_t flags, wire::Reader& reader, uint64_t sequence);
+  std::optional<std::vector<uint64_t>> call(uint16_t flags, wire::Reader& reader,
+                                            uint64_t sequence);
   void bindLearned(wire::Reader& reader);
   void backward(wire::Reader& reader, uint64_t sequence);
   void dropGraph(uint64_t graph) { graphs_.erase(graph); }

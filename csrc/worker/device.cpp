@@ -107,7 +107,8 @@ at::Generator& Generators::get(uint64_t number) {
   if (made_.size() >= wire::kGeneratorsMax) throw wire::ProtocolError("too many generators");
   at::Generator generator;
   if (device_.is_cpu()) {
-    generator = number == 0 ? at::detail::getDefaultCPUGenerator() : at::detail::createCPUGenerator();
+    generator =
+        number == 0 ? at::detail::getDefaultCPUGenerator() : at::detail::createCPUGenerator();
   } else {
     const auto& hooks = at::globalContext().getAcceleratorHooksInterface(device_.type());
     generator = number == 0 ? hooks.getDefaultGenerator(device_.index())

@@ -109,42 +109,64 @@ void Executor::replyFailure(const Failure& failure) {
 
 void Executor::dispatch(Kind kind, uint16_t flags, Reader& reader) {
   switch (kind) {
-    case Kind::kPrepare: return calls_.prepare(reader, sequence_);
+    case Kind::kPrepare:
+      return calls_.prepare(reader, sequence_);
     case Kind::kCall:
       if (const auto learned = calls_.call(flags, reader, sequence_)) reply(*learned);
       return;
-    case Kind::kBind: return calls_.bindLearned(reader);
-    case Kind::kAllocate: return allocate(reader);
-    case Kind::kFree: return segments_.release(reader.word("address"));
-    case Kind::kAdopt: return adopt(reader);
-    case Kind::kWrite: return write(reader);
-    case Kind::kCopyIn: return copyHost(reader, /*into_device=*/true);
-    case Kind::kCopyOut: return copyHost(reader, /*into_device=*/false);
-    case Kind::kCopyWithin: return copyWithin(reader);
-    case Kind::kRead: return read(reader);
-    case Kind::kLocate: return locate(reader);
+    case Kind::kBind:
+      return calls_.bindLearned(reader);
+    case Kind::kAllocate:
+      return allocate(reader);
+    case Kind::kFree:
+      return segments_.release(reader.word("address"));
+    case Kind::kAdopt:
+      return adopt(reader);
+    case Kind::kWrite:
+      return write(reader);
+    case Kind::kCopyIn:
+      return copyHost(reader, /*into_device=*/true);
+    case Kind::kCopyOut:
+      return copyHost(reader, /*into_device=*/false);
+    case Kind::kCopyWithin:
+      return copyWithin(reader);
+    case Kind::kRead:
+      return read(reader);
+    case Kind::kLocate:
+      return locate(reader);
     case Kind::kSeed: {
       auto& generator = generators_.get(reader.word("generator"));
       return generator.set_current_seed(reader.word("seed"));
     }
-    case Kind::kGeneratorGet: return generatorGet(reader);
-    case Kind::kGeneratorSet: return generatorSet(reader);
-    case Kind::kGeneratorDrop: return generators_.drop(reader.word("generator"));
-    case Kind::kEventRecord: return events_.record(reader.word("event"));
+    case Kind::kGeneratorGet:
+      return generatorGet(reader);
+    case Kind::kGeneratorSet:
+      return generatorSet(reader);
+    case Kind::kGeneratorDrop:
+      return generators_.drop(reader.word("generator"));
+    case Kind::kEventRecord:
+      return events_.record(reader.word("event"));
     case Kind::kEventElapsed: {
       const uint64_t start = reader.word("event");
       return reply({wire::asWord(events_.elapsedMs(start, reader.word("event")))});
     }
-    case Kind::kEventDrop: return events_.drop(reader.word("event"));
-    case Kind::kSync: return memory_.synchronize();
-    case Kind::kStats: return stats();
-    case Kind::kForget: return calls_.forget();
-    case Kind::kBackward: return calls_.backward(reader, sequence_);
-    case Kind::kGraphDrop: return calls_.dropGraph(reader.word("graph"));
+    case Kind::kEventDrop:
+      return events_.drop(reader.word("event"));
+    case Kind::kSync:
+      return memory_.synchronize();
+    case Kind::kStats:
+      return stats();
+    case Kind::kForget:
+      return calls_.forget();
+    case Kind::kBackward:
+      return calls_.backward(reader, sequence_);
+    case Kind::kGraphDrop:
+      return calls_.dropGraph(reader.word("graph"));
     case Kind::kTrim:
       if (arena_ != nullptr) arena_->trim();
       return memory_.emptyCache();
-    case Kind::kPad: break;
+    case Kind::kPad:
+      break;
   }
   throw ProtocolError("padding is no message");
 }
@@ -258,9 +280,9 @@ void Executor::generatorSet(Reader& reader) {
 }
 
 void Executor::stats() {
-  reply({arena_ != nullptr ? arena_->usedBytes() : 0, arena_ != nullptr ? arena_->reservedBytes() : 0,
-         segments_.boundBytes(), segments_.count(), calls_.count(),
-         static_cast<uint64_t>(calls_.busyNs()), bytes_in_, bytes_out_});
+  reply({arena_ != nullptr ? arena_->usedBytes() : 0,
+         arena_ != nullptr ? arena_->reservedBytes() : 0, segments_.boundBytes(), segments_.count(),
+         calls_.count(), static_cast<uint64_t>(calls_.busyNs()), bytes_in_, bytes_out_});
 }
 
 }  // namespace shoal::worker

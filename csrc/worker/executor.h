@@ -1,5 +1,5 @@
-// Runs the messages of one op stream, in order, on one device. Nothing a message says is used before
-// it was checked; what fails is kept as a Failure and told at the next reply.
+// Runs the messages of one op stream, in order, on one device. Nothing a message says is used
+// before it was checked; what fails is kept as a Failure and told at the next reply.
 #pragma once
 
 #include <memory>
@@ -31,8 +31,8 @@ struct ExecutorOptions {
 
 class Executor {
  public:
-  // `host` is the region that the client allocates pinned memory and staging blocks from; `arena` is
-  // the CPU device's memory, null on accelerators.
+  // `host` is the region that the client allocates pinned memory and staging blocks from; `arena`
+  // is the CPU device's memory, null on accelerators.
   Executor(ExecutorOptions options, const memory::SharedMemory& host, Arena* arena,
            ReplySink& replies);
 

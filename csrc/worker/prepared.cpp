@@ -1,9 +1,11 @@
 #include "worker/prepared.h"
 
+#include <ATen/Functions.h>
 #include <ATen/core/jit_type.h>
 #include <c10/core/ScalarType.h>
 
 #include <array>
+#include <cstring>
 
 #include "wire/layout.h"
 #include "wire/limits.h"
@@ -16,16 +18,28 @@ using wire::Reader;
 using wire::Tag;
 
 // Operators of these namespaces compute on tensors and nothing else, except for those below.
-constexpr std::array kNamespaces = {"aten", "prims", "torchvision", "quantized", "_quantized",
-                                    "mkldnn", "onednn", "sparse", "shoal"};
+constexpr std::array kNamespaces = {"aten",   "prims",  "torchvision", "quantized", "_quantized",
+                                    "mkldnn", "onednn", "sparse",      "shoal"};
 // Operators that open files, print, test torch itself, or take memory that is not theirs.
-constexpr std::array kRefused = {
-    "aten::from_file",       "aten::_print",          "aten::set_data",      "aten::set_",
-    "aten::set",             "aten::record_stream",   "aten::_pin_memory",   "aten::pin_memory",
-    "aten::_record_function_enter", "aten::_record_function_enter_new", "aten::_record_function_exit",
-    "aten::_share_memory",   "aten::_import_from_c",  "aten::save",          "aten::load",
-    "aten::_assert_async",   "aten::resize_",         "aten::_resize_output_",
-    "aten::_nested_view_from_buffer"};
+constexpr std::array kRefused = {"aten::from_file",
+                                 "aten::_print",
+                                 "aten::set_data",
+                                 "aten::set_",
+                                 "aten::set",
+                                 "aten::record_stream",
+                                 "aten::_pin_memory",
+                                 "aten::pin_memory",
+                                 "aten::_record_function_enter",
+                                 "aten::_record_function_enter_new",
+                                 "aten::_record_function_exit",
+                                 "aten::_share_memory",
+                                 "aten::_import_from_c",
+                                 "aten::save",
+                                 "aten::load",
+                                 "aten::_assert_async",
+                                 "aten::resize_",
+                                 "aten::_resize_output_",
+                                 "aten::_nested_view_from_buffer"};
 
 c10::ScalarType parseDtype(uint8_t value) {
   if (value >= static_cast<uint8_t>(c10::ScalarType::Undefined)) {
@@ -36,7 +50,9 @@ c10::ScalarType parseDtype(uint8_t value) {
   return dtype;
 }
 
-bool isOptional(const c10::TypePtr& type) { return type->kind() == c10::TypeKind::OptionalType; }
+bool isOptional(const c10::TypePtr& type) {
+  return type->kind() == c10::TypeKind::OptionalType;
+}
 
 c10::TypePtr unwrapOptional(const c10::TypePtr& type) {
   return isOptional(type) ? type->castRaw<c10::OptionalType>()->getElementType() : type;
@@ -51,7 +67,8 @@ bool matches(Tag tag, const c10::TypePtr& type) {
   }
   switch (type->kind()) {
     case K::TensorType:
-      return tag == Tag::kTensor || tag == Tag::kUndefined || tag == Tag::kHostScalar;
+      return tag == Tag::kTensor || tag == Tag::kUndefined || tag == Tag::kHostScalar ||
+             tag == Tag::kHostTensor;
     case K::IntType:
     case K::SymIntType:
     case K::ScalarTypeType:
@@ -147,15 +164,23 @@ class TemplateParser {
 
   void parseLeaf(Argument& argument, uint64_t head) {
     switch (argument.tag) {
-      case Tag::kNone: return constant(argument, c10::IValue());
-      case Tag::kUndefined: return constant(argument, at::Tensor());
-      case Tag::kInt: return constant(argument, static_cast<int64_t>(reader_.word("integer")));
-      case Tag::kFloatKeyed: return constant(argument, wire::asDouble(reader_.word("float")));
-      case Tag::kBool: return constant(argument, wire::tagA(head) != 0);
-      case Tag::kDevice: return constant(argument, device_);
+      case Tag::kNone:
+        return constant(argument, c10::IValue());
+      case Tag::kUndefined:
+        return constant(argument, at::Tensor());
+      case Tag::kInt:
+        return constant(argument, static_cast<int64_t>(reader_.word("integer")));
+      case Tag::kFloatKeyed:
+        return constant(argument, wire::asDouble(reader_.word("float")));
+      case Tag::kBool:
+        return constant(argument, wire::tagA(head) != 0);
+      case Tag::kDevice:
+        return constant(argument, device_);
       case Tag::kString:
         return constant(argument, std::string(reader_.bytes(wire::high(head), wire::kStringBytesMax,
                                                             "string argument")));
+      case Tag::kHostTensor:
+        return constant(argument, parseHostTensor(head));
       case Tag::kTensor:
         argument.shape = parseShape(head, reader_);
         immediates_ += 1;
@@ -173,9 +198,23 @@ class TemplateParser {
       case Tag::kGenerator:
         immediates_ += 1;
         return;
-      case Tag::kList: break;
+      case Tag::kList:
+        break;
     }
     throw ProtocolError("a list cannot stand here");
+  }
+
+  at::Tensor parseHostTensor(uint64_t head) {
+    const auto dtype = parseDtype(wire::tagA(head));
+    const uint64_t size = reader_.word("size of a CPU tensor");
+    const auto data = reader_.bytes(wire::high(head), wire::kHostTensorBytesMax, "CPU tensor");
+    if (wire::tagB(head) != 1 || size > data.size() ||
+        size * c10::elementSize(dtype) != data.size()) {
+      throw ProtocolError("a CPU tensor's size does not fit its bytes");
+    }
+    at::Tensor tensor = at::empty({static_cast<int64_t>(size)}, dtype);
+    std::memcpy(tensor.mutable_data_ptr(), data.data(), data.size());
+    return tensor;
   }
 
   void parseList(Argument& argument, uint64_t head, const c10::TypePtr& type, int depth) {

@@ -27,8 +27,8 @@ struct Shape {
 
 struct Argument {
   wire::Tag tag = wire::Tag::kNone;
-  Shape shape;                  // kTensor, kHostScalar
-  c10::IValue constant;         // everything that has no immediate
+  Shape shape;           // kTensor, kHostScalar
+  c10::IValue constant;  // everything that has no immediate
   bool is_constant = false;
   std::vector<Argument> items;  // kList with immediates
   c10::TypePtr element;         // kList: type of its items
@@ -36,8 +36,8 @@ struct Argument {
 
 struct Output {
   wire::OutputKind kind = wire::OutputKind::kFresh;
-  Shape shape;            // kFresh
-  uint32_t number = 0;    // kArgument: which; kList: how many
+  Shape shape;          // kFresh
+  uint32_t number = 0;  // kArgument: which; kList: how many
 };
 
 struct PreparedCall {

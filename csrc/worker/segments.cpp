@@ -24,7 +24,8 @@ Segment& Segments::at(wire::Address address, uint64_t bytes) {
     throw wire::ProtocolError("address " + hex(address) + " cannot start a segment of " +
                               std::to_string(bytes) + " bytes in this session");
   }
-  if (slots_.size() < slot + count) slots_.resize(std::max<size_t>(slot + count, slots_.size() * 2));
+  if (slots_.size() < slot + count)
+    slots_.resize(std::max<size_t>(slot + count, slots_.size() * 2));
   auto& segment = slots_[slot].segment;
   if (segment == nullptr) segment = std::make_unique<Segment>();
   if (!segment->bound && segment->poison == nullptr) ++count_;
@@ -54,7 +55,8 @@ void Segments::release(wire::Address address) {
   const uint32_t slot = wire::slotOf(address);
   if (wire::sessionOf(address) != session_ || slot >= slots_.size() ||
       address % wire::kSlotBytes != 0 || slots_[slot].segment == nullptr) {
-    throw wire::ProtocolError("address " + hex(address) + " cannot be freed: no segment starts there");
+    throw wire::ProtocolError("address " + hex(address) +
+                              " cannot be freed: no segment starts there");
   }
   Segment& segment = *slots_[slot].segment;
   if (segment.bound) bound_bytes_ -= segment.bytes;

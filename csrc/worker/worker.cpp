@@ -23,8 +23,8 @@
 namespace shoal::worker {
 namespace {
 
-// A sleeping worker costs its client a system call and 25 µs for the next call: in a running program
-// it is awake. An idle one sleeps after this.
+// A sleeping worker costs its client a system call and 25 µs for the next call: in a running
+// program it is awake. An idle one sleeps after this.
 constexpr int64_t kSpinUs = 1000;
 
 class RingReplies final : public ReplySink {
@@ -77,14 +77,13 @@ Worker::Worker(WorkerOptions options) : state_(new State) {
   state_->options = std::move(options);
 }
 
-Worker::~Worker() { delete state_; }
+Worker::~Worker() {
+  delete state_;
+}
 
 SharedRegions Worker::regions() const {
   const State& s = *state_;
-  return {s.requests.fd(),
-          s.replies.fd(),
-          s.progress.fd(),
-          s.arena ? s.arena->region().fd() : -1,
+  return {s.requests.fd(), s.replies.fd(), s.progress.fd(), s.arena ? s.arena->region().fd() : -1,
           s.arena ? s.arena->region().bytes() : 0};
 }
 
