@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from shoal import _core
+from shoal.device import inductor
 from shoal.device.memory import (
     empty_cache,
     max_memory_allocated,
@@ -215,4 +216,6 @@ def __getattr__(name: str) -> Any:
     # torch.utils.checkpoint keeps the state of random numbers only where this says so.
     if name == "_initialized":
         return is_initialized()
+    if name in inductor.NAMES:
+        return inductor.part(name)
     raise AttributeError(f"module 'torch.shoal' has no attribute {name!r}")
