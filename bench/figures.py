@@ -74,6 +74,11 @@ class Run(msgspec.Struct):
         return msgspec.json.decode(path.read_bytes(), type=Run)
 
 
+def number(value: float) -> str:
+    """Three digits, without needless ones after large numbers."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
 def slowdown(group: str, name: str, pair: Pair, target: float | None, note: str = "") -> Figure:
     """shoal's time over local torch's."""
     return Figure(

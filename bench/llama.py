@@ -54,6 +54,9 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
+    cos: torch.Tensor
+    sin: torch.Tensor
+
     def __init__(self, width: int, depth: int, heads: int, vocabulary: int, context: int) -> None:
         super().__init__()
         self.token = nn.Embedding(vocabulary, width)

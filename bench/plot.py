@@ -10,7 +10,7 @@ import math
 from html import escape
 from itertools import groupby
 
-from bench.figures import Figure, Run
+from bench.figures import Figure, Run, number
 
 BLUE, VERMILION, GREY, ORANGE = "#0072B2", "#D55E00", "#666666", "#E69F00"
 WIDTH, LABELS, ROW, TOP, BOTTOM = 900, 300, 24, 26, 34
@@ -43,7 +43,7 @@ class Axis:
     def ticks(self) -> list[float]:
         steps = (1, 2, 5) if self.high - self.low < 2.5 else (1,)
         if self.high - self.low < 0.6:
-            steps = (1, 1.5, 2, 3, 5, 7)
+            steps = (1, 1.5, 2, 3, 5, 7, 8)
         decades = range(math.floor(self.low), math.ceil(self.high) + 1)
         found = [step * 10.0**decade for decade in decades for step in steps]
         return [t for t in found if self.low <= math.log10(t) <= self.high]
@@ -70,10 +70,9 @@ def row(figure: Figure, axis: Axis, y: float) -> str:
             'stroke-width="3"/>'
         )
     parts.append(marker(figure, round(x, 1), y))
-    parts.append(
-        f'<text x="{WIDTH - 8}" y="{y + 4.5}" text-anchor="end">{figure.ratio.median:.3g}</text>'
-    )
-    title = f"{figure.name}: {figure.ratio.median:.3g} ({figure.what}). {figure.note}"
+    ratio = number(figure.ratio.median)
+    parts.append(f'<text x="{WIDTH - 8}" y="{y + 4.5}" text-anchor="end">{ratio}</text>')
+    title = f"{figure.name}: {ratio} ({figure.what}). {figure.note}"
     return f"<g><title>{escape(title)}</title>{''.join(parts)}</g>"
 
 

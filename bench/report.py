@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import plot
-from bench.figures import RESULTS, Figure, Run
+from bench.figures import RESULTS, Figure, Run, number
 
 ROOT = Path(__file__).parent.parent
 BEGIN = "<!-- figures: begin (written by `python -m bench.report --readme`) -->"
@@ -27,11 +27,6 @@ TITLES = {
     "peers": "Peers",
 }
 VERDICT = {True: "met", False: "missed", None: "–"}
-
-
-def number(value: float) -> str:
-    """Three digits, without needless zeros after large numbers."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def duration(microseconds: float | None) -> str:
