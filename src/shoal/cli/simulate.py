@@ -77,8 +77,8 @@ def simulate(
         --throughputs examples/schedule/throughputs.csv --devices a100:2:40GiB,t4:4:16GiB
     """
     if "list" in names:
-        for name, policy in sorted(policies().items()):
-            click.echo(f"{name:16} {policy.summary}")
+        for name, known_policy in sorted(policies().items()):
+            click.echo(f"{name:16} {known_policy.summary}")
         return
     chosen = [_policy(name, balance) for name in names]
     _check_numbers(round_s, restart_cost_s, together_max, balance)

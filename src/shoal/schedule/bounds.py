@@ -2,17 +2,17 @@
 
 Both are linear programs over device time z[G, g] (seconds that group G of table rows runs on
 devices of kind g), for all groups up to `together_max` that gain over taking turns; a group that
-does not gain is a mixture of smaller ones, so leaving it out loses nothing. A schedule may know the
-future, interrupt for free and split time as finely as it likes; a task is never faster than its
-row allows, and never runs on more than its gang.
+does not is no better than its members in turn, so leaving it out loses nothing. A schedule may
+know the future, interrupt for free and split time as finely as it likes; a task is never faster
+than its row allows, and never runs on more than its gang.
 
 Makespan: all work is done by T, no task runs longer than from its arrival to T.
 
 Average completion time: time is cut into intervals. Let q[j, g, t] be the part of task j that is
 done on kind g in interval t. Its completion C satisfies all of
-    C >= sum q · max(start of t, arrival) + p/2   (its progress is never faster than 1/p, with p its
-                                                  least duration, so it ends at least p/2 after the
-                                                  mean of its progress),
+    C >= sum q · max(start of t, arrival) + p/2   (its progress is never faster than 1/p, with p
+                                                  its least duration, so it ends at least p/2
+                                                  after the mean of its progress),
     C >= arrival + p,
     C >= arrival + sum q · (least time for it on kind g).
 """
@@ -25,13 +25,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.schedule.model import Pool, Task
-from shoal.schedule.solver import INFINITY, Ints, Program
+from shoal.schedule.solver import INFINITY, Ints, Program, sums
 from shoal.schedule.throughputs import Floats, Group, Throughputs
 
 #: Intervals of the completion-time bound: more are tighter and slower.
 INTERVALS = 64
-#: With more tasks than this only the makespan and the trivial bound are computed.
+#: Beyond these sizes the completion time has only its trivial bound: all tasks alone at full speed.
 TASKS_MAX = 1500
+GROUPS_MAX = 6000
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,8 @@ class _Work:
         for kind, place in enumerate(pool.kinds):
             for row in present:
                 self._add_group(kind, (row,))
-            for group in self.table.groups(kind, present, place.memory_bytes, together_max):
+            shared = self.table.useful_groups(kind, present, place.memory_bytes, together_max)
+            for group in shared:
                 self._add_group(kind, group)
         self.least_s: Floats = self.steps / self.speeds.max(axis=1)
 
@@ -132,8 +134,9 @@ def _makespan(work: _Work) -> float:
     program.add(supply[row * kinds_count + kind], device_time[number], rate)
     program.add(supply[work.rows[task] * kinds_count + place], done, -work.steps[task])
     # Groups only serve a row as long as it has tasks to fill them.
-    present = np.bincount(work.rows, minlength=len(work.table.rows)).astype(np.float64)
-    slots = program.at_most(-np.bincount(work.rows, work.arrivals, len(work.table.rows)))
+    rows_count = len(work.table.rows)
+    present = sums(work.rows, np.ones(len(work.tasks)), rows_count)
+    slots = program.at_most(-sums(work.rows, work.arrivals, rows_count))
     program.add(slots[row], device_time[number], np.ones(len(number)))
     program.add(slots, np.repeat(horizon, len(slots)), -present)
     solution = program.solve()
@@ -159,7 +162,7 @@ def completion_bound(
 
 def _completion(work: _Work, makespan_s: float) -> float:
     trivial = float(work.least_s.mean())
-    if len(work.tasks) > TASKS_MAX:
+    if len(work.tasks) > TASKS_MAX or len(work.groups) > GROUPS_MAX:
         return trivial
     # A schedule may well end after the least makespan: the last interval is open.
     edges = _interval_edges(makespan_s, min(float(work.least_s.min()), makespan_s / 1000))
@@ -226,9 +229,7 @@ def _add_supply(
     program.add(busy[task, when], done, work.steps[task] / work.speeds[task, kind])
 
 
-def bounds(
-    pool: Pool, table: Throughputs, tasks: Sequence[Task], together_max: int = 2
-) -> Bounds:
+def bounds(pool: Pool, table: Throughputs, tasks: Sequence[Task], together_max: int = 2) -> Bounds:
     """Both bounds of a trace on a pool."""
     work = _Work(pool, table, tasks, together_max)
     makespan_s = _makespan(work)

@@ -54,9 +54,7 @@ def explain(view: View, plan: Plan, task: int) -> Explanation:
     return Explanation(state.task.name, False, reasons, unblock, start_s, end_s)
 
 
-def _running(
-    view: View, states: dict[int, TaskState], mine: Assignment, task: int
-) -> Reason:
+def _running(view: View, states: dict[int, TaskState], mine: Assignment, task: int) -> Reason:
     kind = view.pool.kinds[mine.kind].name
     others = [states[i].task.name for i in mine.tasks if i != task]
     beside = f" beside {', '.join(others)}" if others else ""

@@ -1,8 +1,8 @@
 """Reads the trace and throughput formats of Gavel (OSDI 2020).
 
-Trace: tab-separated lines without a header: job type, command, working directory, argument for the
-number of steps, needs data, total steps, devices, priority weight, seconds to the deadline (negative:
-none), arrival in seconds. Table: JSON `{kind: {"('type', devices)": {"null": steps/s,
+Trace: tab-separated lines without a header: job type, command, working directory, argument for
+the number of steps, needs data, total steps, devices, priority weight, seconds to the deadline
+(negative: none), arrival in seconds. Table: JSON `{kind: {"('type', devices)": {"null": steps/s,
 "('other', devices)": [steps/s of self, steps/s of other]}}}`; zeros say: cannot run (together).
 """
 

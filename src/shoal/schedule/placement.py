@@ -50,9 +50,7 @@ def place(
     return after
 
 
-def _kept(
-    assignment: Assignment, before: Placement, free: set[int]
-) -> tuple[int, ...] | None:
+def _kept(assignment: Assignment, before: Placement, free: set[int]) -> tuple[int, ...] | None:
     """Devices that a member already has and that are still free."""
     for task in assignment.tasks:
         held = before.get(task)

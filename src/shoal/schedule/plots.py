@@ -117,7 +117,8 @@ def _gantt(result: Result) -> str:
     bars = [_axis(height, end_s - start_s)]
     for span in result.spans[:GANTT_BARS_MAX]:
         names = " + ".join(result.tasks[i].name for i in span.tasks)
-        tip = f"{names}: {(span.start_s - start_s) / 3600:.2f} to {(span.end_s - start_s) / 3600:.2f} h"
+        from_h, to_h = (span.start_s - start_s) / 3600, (span.end_s - start_s) / 3600
+        tip = f"{names}: {from_h:.2f} to {to_h:.2f} h"
         share = (line_height - 2) / len(span.tasks)
         for device in span.devices:
             if device not in line_of:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from shoal.schedule.model import Pool, Task
@@ -52,6 +52,12 @@ class View:
             and self.table.alone[state.row, kind] > 0
             and self.table.fits(kind, (state.row,), place.memory_bytes)
         )
+
+    def runnable(self) -> View:
+        """The same view without tasks that no kind of this pool could ever run."""
+        kinds = range(len(self.pool.kinds))
+        tasks = [s for s in self.tasks if any(self.may_run(s, kind) for kind in kinds)]
+        return self if len(tasks) == len(self.tasks) else replace(self, tasks=tasks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from shoal.schedule.classes import Classes, Ints
 from shoal.schedule.policy import View
-from shoal.schedule.solver import Program
+from shoal.schedule.solver import Program, sums
 from shoal.schedule.throughputs import Floats, Group
 
 #: Groups considered on one kind, those that gain most first.
@@ -84,7 +84,7 @@ def price(view: View, classes: Classes, groups: Groups, critical: bool) -> PoolP
     speeds = np.where(classes.allowed, view.table.alone[classes.rows], 0.0)
     item_of, item_class = _items(view, classes, speeds, critical)
     count = len(item_class)
-    work = np.bincount(item_of, classes.count * classes.steps, count)
+    work = sums(item_of, classes.count * classes.steps, count)
     rows = classes.rows[item_class]
     speed = speeds[item_class]
     kinds_count, rows_count = len(view.pool.kinds), len(view.table.rows)
@@ -105,11 +105,11 @@ def price(view: View, classes: Classes, groups: Groups, critical: bool) -> PoolP
     program.add(supply[slot], device_time[groups.member_group], groups.member_rate)
     program.add(supply[rows[item] * kinds_count + kind], done, -work[item])
     if critical:
-        total = np.bincount(item_of, classes.count, count)
+        total = sums(item_of, classes.count, count)
         busy = program.at_most(np.zeros(count))
         program.add(busy[item], done, work[item] / speed[item, kind])
         program.add(busy, np.repeat(horizon, count), -total)
-        present = np.bincount(classes.rows, classes.count, rows_count)
+        present = sums(classes.rows, classes.count, rows_count)
         slots = program.at_most(np.zeros(rows_count))
         one = np.ones(len(groups.member_row))
         program.add(slots[groups.member_row], device_time[groups.member_group], one)

@@ -1,8 +1,8 @@
 """One round as an integer program: which classes run together on which kind, how many times.
 
-Columns are (kind, classes): a set of devices that runs one task of each class. Rows: devices of each
-kind, tasks of each class, owners' quotas. Groups of classes are many, so they are priced out: only
-those that would beat what the linear program has found so far are added.
+Columns are (kind, classes): a set of devices that runs one task of each class. Rows: devices of
+each kind, tasks of each class, owners' quotas. Groups of classes are many, so they are priced out:
+only those that would beat what the linear program has found so far are added.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ NODES_MAX = 40
 #: Columns in the integer search; with more, what the relaxation decided is kept and only the rest,
 #: with the best columns for it, is searched.
 SEARCH_COLUMNS_MAX = 1500
-#: Combinations of classes tried for one group of three or more.
-COMBINATIONS_MAX = 8
+#: Classes tried for a place in a group of three or more, the most valuable ones.
+CHOICES_MAX = 3
 #: A plan that moves nobody is this much better than an equal one that does.
 STAY_BONUS = 1e-3
 
@@ -51,9 +51,7 @@ class Chosen:
     device_prices: Floats = field(default_factory=lambda: np.zeros(0))
 
 
-def progress(
-    view: View, classes: Classes, kinds: Ints, members: Ints, rates: Floats
-) -> Floats:
+def progress(view: View, classes: Classes, kinds: Ints, members: Ints, rates: Floats) -> Floats:
     """Part of each member that is done in the round, shape like `members`.
 
     When one finishes, the others go on as if it had never been there; for groups of more than two
@@ -123,8 +121,10 @@ class RoundProgram:
                 by_size.setdefault(len(group), []).append((kinds, members, speeds))
         found = []
         for _, blocks in sorted(by_size.items()):
-            kinds, members, rates = (np.concatenate(part) for part in zip(*blocks, strict=True))
-            found.append(Candidates(kinds, members, self._value(kinds, members, rates)))
+            kinds = np.concatenate([block[0] for block in blocks])
+            members = np.concatenate([block[1] for block in blocks])
+            speeds = np.concatenate([block[2] for block in blocks])
+            found.append(Candidates(kinds, members, self._value(kinds, members, speeds)))
         return found
 
     def _fillings(self, kind: int, group: tuple[int, ...]) -> Ints:
@@ -134,7 +134,7 @@ class RoundProgram:
             usable = self.by_row[row][self.classes.allowed[self.by_row[row], kind]]
             if len(group) > 2:
                 dear = np.argsort(-self.worth[usable] / self.classes.steps[usable], kind="stable")
-                usable = usable[dear[: max(1, COMBINATIONS_MAX // len(group))]]
+                usable = np.sort(usable[dear[: group.count(row) - 1 + CHOICES_MAX]])
             places.append(usable)
         grid = np.stack([axis.ravel() for axis in np.meshgrid(*places, indexing="ij")], axis=1)
         # Equal rows are filled in one order only, and never with more tasks than there are.
@@ -201,7 +201,7 @@ class RoundProgram:
         tasks = program.at_most(classes.count)
         limits = np.array([float(self.view.pool.quotas[owner]) for owner in self.owners])
         quotas = program.at_most(limits)
-        quota_of = {owner: row for owner, row in zip(self.owners, quotas.tolist(), strict=True)}
+        quota_of = dict(zip(self.owners, quotas.tolist(), strict=True))
         for block in self.taken:
             upper = np.full(len(block.kinds), INT_MAX)
             if open_columns is not None:
@@ -221,7 +221,7 @@ class RoundProgram:
         return program
 
     def _price_out(self, prices: Floats) -> bool:
-        """Add the columns that the prices of the last solution undervalue; False: there are none."""
+        """Add the columns that the last prices undervalue; False: there are none."""
         added = False
         for number, block in enumerate(self.shared):
             profit = -self._loss(block, prices)
@@ -229,7 +229,9 @@ class RoundProgram:
             if not len(worth):
                 continue
             best = worth[np.argsort(-profit[worth], kind="stable")[:COLUMNS_STEP]]
-            self.taken.append(Candidates(block.kinds[best], block.members[best], block.values[best]))
+            self.taken.append(
+                Candidates(block.kinds[best], block.members[best], block.values[best])
+            )
             rest = np.ones(len(block.kinds), dtype=np.bool_)
             rest[best] = False
             self.shared[number] = Candidates(
@@ -239,29 +241,36 @@ class RoundProgram:
         return added
 
     def _whole(self, times: Floats | None) -> Chosen:
+        """The columns that were found, and whatever still fits beside them."""
         kinds = np.concatenate([block.kinds for block in self.taken])
         members = [tuple(row) for block in self.taken for row in block.members.tolist()]
         values = np.concatenate([block.values for block in self.taken])
-        if times is None:
-            times = self._greedy(kinds, members, values)
+        times = self._fill(np.zeros(len(kinds)) if times is None else times, kinds, members, values)
         chosen = Chosen(value=float(values @ times))
         for column in np.flatnonzero(times > 0):
             chosen.columns.append((int(kinds[column]), members[column], int(times[column])))
         return chosen
 
-    def _greedy(self, kinds: Ints, members: list[tuple[int, ...]], values: Floats) -> Floats:
-        """Most value per device first. Never as good as the search, and never none."""
+    def _fill(
+        self, times: Floats, kinds: Ints, members: list[tuple[int, ...]], values: Floats
+    ) -> Floats:
+        """Add columns greedily, most value per device first: never none, if anything can run."""
         gangs = np.array([self.classes.gangs[m[0]] for m in members])
         free = [float(kind.count) for kind in self.view.pool.kinds]
         left = self.classes.count.copy()
         quota = {owner: float(limit) for owner, limit in self.view.pool.quotas.items()}
-        times = np.zeros(len(kinds))
+        for column in np.flatnonzero(times > 0):
+            for _ in range(int(times[column])):
+                took = self._take(members[column], left, quota, gangs[column])
+                assert took, "the search keeps to the rows of the program"
+            free[kinds[column]] -= gangs[column] * times[column]
+        more = times.copy()
         for column in np.argsort(-values / gangs, kind="stable"):
             need = gangs[column]
             while free[kinds[column]] >= need and self._take(members[column], left, quota, need):
                 free[kinds[column]] -= need
-                times[column] += 1
-        return times
+                more[column] += 1
+        return more
 
     def _take(
         self, members: tuple[int, ...], left: Floats, quota: dict[str, float], need: float

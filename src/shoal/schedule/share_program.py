@@ -27,7 +27,10 @@ class ShareProgram:
         self.states = list(view.tasks)
         self.index = {state.id: number for number, state in enumerate(self.states)}
         self.groups: list[Ids] = []
-        kinds, columns_of, rates = [], [], []  # Per column: its kind, its group, members' speeds.
+        # Per column: its kind, its group, its members' speeds.
+        kinds: list[int] = []
+        columns_of: list[int] = []
+        rates: list[tuple[float, ...]] = []
         for number, state in enumerate(self.states):
             self.groups.append((state.id,))
             for kind in range(len(view.pool.kinds)):
@@ -92,9 +95,7 @@ class ShareProgram:
         whole = program.at_most(ones * (0.0 if capacity_scale else 1.0))
         gang_of = np.array([self.gangs[self.index[self.groups[g][0]]] for g in self.columns_of])
         program.add(capacity[np.array(self.kinds)], columns, gang_of)
-        program.add(
-            whole[self.member_task], self.member_column, np.ones(len(self.member_column))
-        )
+        program.add(whole[self.member_task], self.member_column, np.ones(len(self.member_column)))
         if capacity_scale:
             horizon = program.columns(np.ones(1))
             program.add(capacity, np.repeat(horizon, len(capacity)), -counts)

@@ -44,6 +44,7 @@ class SharePolicy(Policy):
         raise NotImplementedError
 
     def decide(self, view: View) -> Plan:
+        view = view.runnable()
         self._account(view)
         members = frozenset(state.id for state in view.tasks)
         due = view.now_s - self._last_reset_s >= RESET_S

@@ -198,9 +198,7 @@ class Simulation:
         return True
 
     def _arrive(self) -> None:
-        while (
-            self.arrived < len(self.tasks) and self.tasks[self.arrived].arrival_s <= self.now_s
-        ):
+        while self.arrived < len(self.tasks) and self.tasks[self.arrived].arrival_s <= self.now_s:
             task = self.tasks[self.arrived]
             self.active[self.arrived] = TaskState(
                 self.arrived, task, self.rows[self.arrived], task.steps
@@ -281,7 +279,7 @@ class Simulation:
         time_s: float,
         end_s: float,
     ) -> float:
-        """Progress all of `left` to the next event: a finish, a restart that is over, or the end."""
+        """Progress `left` to the next event: a finish, the end of a restart or of the round."""
         order = sorted(left, key=lambda state: state.row)
         rates = self.table.rates(kind, tuple(state.row for state in order))
         assert rates is not None

@@ -17,6 +17,13 @@ Ints = npt.NDArray[np.int64]
 INFINITY = float("inf")
 
 
+def sums(places: Ints, values: Floats, length: int) -> Floats:
+    """Sum of the values that belong to each place."""
+    total: Floats = np.zeros(length)
+    np.add.at(total, places, values)
+    return total
+
+
 @dataclass(frozen=True, slots=True)
 class Solution:
     """Values of the columns, prices of the rows. `proven` is false where a limit cut the search."""
@@ -82,7 +89,7 @@ class Program:
         self._entries.append((rows, columns, np.asarray(values, dtype=np.float64)))
 
     def use(self, values: Floats) -> None:
-        """Take these values of the columns as done: lower the rows' upper bounds by what they use."""
+        """Take these values of the columns as done: what they use of the rows is gone."""
         assert len(self._row_uppers) > 0
         uppers = np.concatenate(self._row_uppers)
         for rows, columns, entries in self._entries:
@@ -101,7 +108,7 @@ class Program:
         `method`: "choose", "simplex", "ipm", or "interior", which stays in the middle of the best
         face instead of going to one of its corners.
         """
-        solver = highspy.Highs()
+        solver = highspy.Highs()  # type: ignore[no-untyped-call]
         options: dict[str, bool | int | float | str] = {
             "output_flag": False,
             "threads": 1,
@@ -147,9 +154,9 @@ class Program:
         values = np.concatenate([entry[2] for entry in self._entries])
         # Entries that are added twice count twice: a group may hold a row more than once.
         places, inverse = np.unique(columns * self.row_count + rows, return_inverse=True)
-        values = np.bincount(inverse, values)
+        values = sums(inverse, values, len(places))
         columns, rows = np.divmod(places, self.row_count)
-        starts = np.zeros(self.column_count + 1, dtype=np.int32)
+        starts: npt.NDArray[np.int32] = np.zeros(self.column_count + 1, dtype=np.int32)
         np.cumsum(np.bincount(columns, minlength=self.column_count), out=starts[1:])
         model.a_matrix_.format_ = highspy.MatrixFormat.kColwise
         model.a_matrix_.start_ = starts

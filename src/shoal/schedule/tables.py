@@ -45,7 +45,7 @@ class _Line:
             raise self.error(field, "is empty")
         return value
 
-    def float(self, field: str, default: float | None = None, least: float = 0.0) -> float:
+    def number_of(self, field: str, default: float | None = None, least: float = 0.0) -> float:
         value = self.cells.get(field, "").strip()
         if not value and default is not None:
             return default
@@ -58,13 +58,13 @@ class _Line:
         return number
 
     def above_zero(self, field: str, default: float | None = None) -> float:
-        number = self.float(field, default)
+        number = self.number_of(field, default)
         if number == 0:
             raise self.error(field, "must be above 0")
         return number
 
     def devices(self) -> int:
-        number = self.float("devices", 1.0, 1.0)
+        number = self.number_of("devices", 1.0, 1.0)
         if number != int(number) or number > GANG_DEVICES_MAX:
             raise self.error("devices", f"{number:g} is no number of devices")
         return int(number)
@@ -112,7 +112,7 @@ def read_trace(path: Path) -> Trace:
                 name=line.text("name"),
                 type=line.text("type"),
                 steps=line.above_zero("steps"),
-                arrival_s=line.float("arrival_s"),
+                arrival_s=line.number_of("arrival_s"),
                 devices=line.devices(),
                 weight=line.above_zero("weight", 1.0),
                 deadline_s=line.above_zero("deadline_s") if deadline else None,
@@ -139,7 +139,7 @@ def read_table(path: Path) -> Throughputs:
     beside: dict[tuple[int, int, tuple[str, ...]], tuple[float, _Line]] = {}
     for line in lines:
         row, kind = row_of[line.text("type"), line.devices()], kinds.index(line.text("kind"))
-        speed = line.float("steps_per_s")
+        speed = line.number_of("steps_per_s")
         partners = tuple(sorted(line.cells.get("beside", "").split()))
         if partners:
             beside[kind, row, partners] = (speed, line)
@@ -164,7 +164,7 @@ def _memory(line: _Line) -> int:
 
 
 def _share(line: _Line, name: str) -> float:
-    share = line.float(name)
+    share = line.number_of(name)
     if share > 1:
         raise line.error(name, f"{share:g} is more than all of the device")
     return share
@@ -203,9 +203,7 @@ def write_trace(path: Path, tasks: Iterable[Task]) -> None:
             deadline = "" if task.deadline_s is None else f"{task.deadline_s:g}"
             kinds = " ".join(sorted(task.kinds or ()))
             row = [task.name, task.type, f"{task.steps:.10g}", f"{task.arrival_s:.10g}"]
-            writer.writerow(
-                [*row, task.devices, f"{task.weight:g}", deadline, kinds, task.owner]
-            )
+            writer.writerow([*row, task.devices, f"{task.weight:g}", deadline, kinds, task.owner])
 
 
 def check_trace(trace: Trace, table: Throughputs, pool: Pool) -> None:

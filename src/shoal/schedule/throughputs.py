@@ -7,12 +7,13 @@ gang size.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
-from itertools import combinations_with_replacement
 
 import numpy as np
 import numpy.typing as npt
+
+from shoal.schedule.model import TOGETHER_MAX
 
 Floats = npt.NDArray[np.float64]
 Group = tuple[int, ...]
@@ -143,56 +144,56 @@ class Throughputs:
         rates = self.rates(kind, group)
         if rates is None:
             return 0.0
-        return sum(r / self.alone[m, kind] for r, m in zip(rates, group, strict=True))
+        return sum(r / float(self.alone[m, kind]) for r, m in zip(rates, group, strict=True))
 
     def groups(
         self, kind: int, present: Iterable[int], memory_bytes: int, together_max: int
     ) -> list[Group]:
         """Groups of two and more that are worth running, found by growing good smaller ones.
 
-        A group counts when it fits, and gains more than each group it was grown from: what does
-        not gain is a worse way of taking turns.
+        A group counts when it fits, and gains more than the group it was grown from.
         """
         rows = tuple(sorted(set(present)))
         key = (kind, rows, memory_bytes, together_max)
         if key not in self._groups:
-            self._groups[key] = self._grow(kind, rows, memory_bytes, together_max)
+            level: dict[Group, float] = {(row,): 1.0 for row in self._usable(kind, rows)}
+            found: list[Group] = []
+            for _ in range(1, min(together_max, TOGETHER_MAX)):
+                level = {
+                    group: gain
+                    for parent, beat in level.items()
+                    for group in self._children(kind, rows, parent, memory_bytes)
+                    if (gain := self.gain(kind, group)) > beat + GAIN_MIN
+                }
+                found += sorted(level)
+            self._groups[key] = found
         return self._groups[key]
 
-    def _grow(
-        self, kind: int, rows: tuple[int, ...], memory_bytes: int, together_max: int
+    def useful_groups(
+        self, kind: int, present: Iterable[int], memory_bytes: int, together_max: int
     ) -> list[Group]:
-        usable = [
-            row
-            for row in rows
-            if self.alone[row, kind] > 0 and self.fits(kind, (row,), memory_bytes)
-        ]
+        """All groups that a schedule could have any use for: those that gain over taking turns.
+
+        Many more than `groups`; nothing that could help is left out, so bounds hold.
+        """
+        rows = tuple(sorted(set(present)))
+        level: list[Group] = [(row,) for row in self._usable(kind, rows)]
         found: list[Group] = []
-        level: dict[Group, float] = {}
-        for group in combinations_with_replacement(usable, 2) if together_max > 1 else ():
-            if self.rows[group[0]][1] == self.rows[group[1]][1]:
-                self._consider(kind, group, 1.0, memory_bytes, level)
-        for _ in range(2, TOGETHER_LEVELS):
-            found += sorted(level)
-            if len(found[-1:] and found[-1]) >= together_max or not level:
-                break
-            grown: dict[Group, float] = {}
-            for group, gain in sorted(level.items()):
-                devices = self.rows[group[0]][1]
-                for row in usable:
-                    if row >= group[-1] and self.rows[row][1] == devices:
-                        self._consider(kind, (*group, row), gain, memory_bytes, grown)
-            level = grown
+        for _ in range(1, min(together_max, TOGETHER_MAX)):
+            level = [g for p in level for g in self._children(kind, rows, p, memory_bytes)]
+            found += [group for group in level if self.gain(kind, group) > 1.0]
         return found
 
-    def _consider(
-        self, kind: int, group: Group, beat: float, memory_bytes: int, into: dict[Group, float]
-    ) -> None:
-        if self.fits(kind, group, memory_bytes):
-            gain = self.gain(kind, group)
-            if gain > beat + GAIN_MIN:
-                into[group] = gain
+    def _usable(self, kind: int, rows: tuple[int, ...]) -> list[int]:
+        return [row for row in rows if self.alone[row, kind] > 0]
 
-
-#: Growing stops here whatever the caller asks.
-TOGETHER_LEVELS = 8
+    def _children(
+        self, kind: int, rows: tuple[int, ...], group: Group, memory_bytes: int
+    ) -> Iterator[Group]:
+        """The group with one more row, each once, where it fits and can run."""
+        devices = self.rows[group[0]][1]
+        for row in self._usable(kind, rows):
+            if row >= group[-1] and self.rows[row][1] == devices:
+                child = (*group, row)
+                if self.fits(kind, child, memory_bytes) and self.rates(kind, child) is not None:
+                    yield child

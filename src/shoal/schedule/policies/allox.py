@@ -25,6 +25,7 @@ class Allox(Policy):
     summary: ClassVar[str] = "matching of tasks to queue places, nobody is interrupted"
 
     def decide(self, view: View) -> Plan:
+        view = view.runnable()
         room = Room(view)
         for state in view.tasks:
             if state.kind is not None:

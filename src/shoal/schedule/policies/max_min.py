@@ -31,7 +31,7 @@ class Las(SharePolicy):
 
 
 class MaxMin(SharePolicy):
-    """Heterogeneity-aware: the least progress is maximised, measured against each task's average speed."""
+    """Heterogeneity-aware: the least progress, against a task's average speed, is maximised."""
 
     name: ClassVar[str] = "max-min"
     summary: ClassVar[str] = "heterogeneity-aware max-min fairness"

@@ -45,6 +45,7 @@ class Shoal(Policy):
         self._busy_since: int | None = None  # First task of the current busy time.
 
     def decide(self, view: View) -> Plan:
+        view = view.runnable()
         if not view.tasks:
             return Plan(())
         classes = classify(view, self._urgency(view))
@@ -59,7 +60,7 @@ class Shoal(Policy):
         return Plan(_assign(view, classes, chosen), chosen.value, chosen.bound, prices)
 
     def _urgency(self, view: View) -> Floats:
-        """1 for a task in good time; more when it heads for a bad finish-time ratio, or its deadline."""
+        """1 for a task in good time; more when it heads beyond its fair finish or deadline."""
         self._clock.advance(view)
         fair_s = self._clock.fair_times(view)
         ages_s = np.array([view.now_s - state.task.arrival_s for state in view.tasks])

@@ -1,0 +1,92 @@
+"""Profiles: the roofline, its correction, and measuring through torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from shoal.schedule.measure import OperatorCounter, cached_profile, measure_task
+from shoal.schedule.profiles import (
+    ERROR_PRIOR,
+    DeviceProfile,
+    Operators,
+    Predictor,
+    TaskProfile,
+    busy_shares,
+    busy_times,
+)
+
+SLOW = DeviceProfile("slow", "s", 0, {"float32": 1e9}, 1e9, 0.0)
+FAST = DeviceProfile("fast", "f", 0, {"float32": 4e9}, 2e9, 0.0)
+COMPUTE = TaskProfile("mm", 8, 0, 0, 0, [Operators("mm", "float32", 1, 1e8, 1e6)])
+MEMORY = TaskProfile("add", 8, 0, 0, 0, [Operators("add", "float32", 1, 1e6, 1e8)])
+
+
+def test_compute_and_memory_bound_work_scale_differently() -> None:
+    assert busy_times(COMPUTE, SLOW)[0] / busy_times(COMPUTE, FAST)[0] == pytest.approx(4)
+    assert busy_times(MEMORY, SLOW)[0] / busy_times(MEMORY, FAST)[0] == pytest.approx(2)
+    assert busy_shares(COMPUTE, SLOW) == pytest.approx((1.0, 0.01))
+
+
+def test_one_observation_corrects_the_other_device_and_errors_are_kept() -> None:
+    predictor = Predictor([SLOW, FAST])
+    assert predictor.predict(COMPUTE, FAST).steps_per_s == pytest.approx(40)
+    assert predictor.predict(COMPUTE, FAST).error == ERROR_PRIOR
+    predictor.observe(COMPUTE, SLOW, 5.0)  # Half of the roofline's 10.
+    assert predictor.predict(COMPUTE, FAST).steps_per_s == pytest.approx(20)
+    predictor.observe(COMPUTE, FAST, 25.0)
+    assert predictor.error() == pytest.approx(0.2)
+    assert predictor.predict(COMPUTE, FAST).observed
+    assert predictor.predict(COMPUTE, FAST).steps_per_s == pytest.approx(25)
+
+
+def test_later_observations_are_averaged_in() -> None:
+    predictor = Predictor([SLOW])
+    for speed in (10.0, 20.0):
+        predictor.observe(COMPUTE, SLOW, speed)
+    assert 10.0 < predictor.predict(COMPUTE, SLOW).steps_per_s < 20.0
+
+
+def test_operators_are_counted_exactly() -> None:
+    a, b = torch.ones(4, 8), torch.ones(8, 16)
+    with OperatorCounter() as counter:
+        (a @ b).add_(1).view(-1)
+    found = {entry.name: entry for entry in counter.operators()}
+    assert set(found) == {"aten.mm", "aten.add_"}
+    assert found["aten.mm"].flops == 2 * 4 * 8 * 16
+    assert found["aten.mm"].bytes == 4 * (4 * 8 + 8 * 16 + 4 * 16)
+
+
+def test_a_task_is_profiled_by_running_it() -> None:
+    model = torch.nn.Linear(16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    ticks = iter(range(1_000_000))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.ones(2, 16)).sum().backward()
+        optimizer.step()
+
+    profile = measure_task(
+        "linear", step, model, optimizer, 2, SLOW, clock=lambda: float(next(ticks))
+    )
+    assert profile.weights_bytes == profile.optimizer_bytes == 4 * (16 * 4 + 4)
+    assert profile.steps_per_s == {"slow": 1.0}  # The clock ticks once per reading.
+    assert sum(entry.flops for entry in profile.operators) > 0
+
+
+def test_a_device_is_measured_once_per_hardware(tmp_path: Path) -> None:
+    calls = []
+
+    def measure(device: torch.device, kind: str) -> DeviceProfile:
+        calls.append(kind)
+        return DeviceProfile(kind, "x", 1, {"float32": 1.0}, 1.0, 0.0)
+
+    first = cached_profile("cpu", "a", tmp_path, measure=measure)
+    again = cached_profile("cpu", "b", tmp_path, measure=measure)
+    assert (first.kind, again.kind) == ("a", "b")
+    assert calls == ["a"]
+    cached_profile("cpu", "a", tmp_path, refresh=True, measure=measure)
+    assert calls == ["a", "a"]
