@@ -22,10 +22,10 @@ from shoal.schedule.throughputs import Floats
 COLUMNS_STEP = 600
 PRICINGS_MAX = 8
 #: Branches of the integer search. More than enough for most rounds; the rest degrade by a little.
-NODES_MAX = 40
+NODES_MAX = 10
 #: Columns in the integer search; with more, what the relaxation decided is kept and only the rest,
 #: with the best columns for it, is searched.
-SEARCH_COLUMNS_MAX = 1500
+SEARCH_COLUMNS_MAX = 1000
 #: Classes tried for a place in a group of three or more, the most valuable ones.
 CHOICES_MAX = 3
 #: A plan that moves nobody is this much better than an equal one that does.

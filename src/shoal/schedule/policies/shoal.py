@@ -29,8 +29,8 @@ from shoal.schedule.throughputs import Floats
 BALANCE = 0.1
 #: A task whose finish-time ratio is heading beyond this is pulled forward…
 RATIO_GUARD = 0.9
-#: … by this factor per unit of the ratio, times the balance.
-GUARD_SLOPE = 200.0
+#: … by this factor per unit of the ratio. With balance 0 nobody is.
+GUARD_SLOPE = 20.0
 
 
 class Shoal(Policy):
@@ -67,7 +67,8 @@ class Shoal(Policy):
         least_s = np.array([s.steps_left / view.table.best[s.row] for s in view.tasks])
         allowed_s = np.array([s.task.deadline_s or np.inf for s in view.tasks])
         ratio = (ages_s + least_s) / np.minimum(fair_s, allowed_s)
-        urgency: Floats = 1.0 + GUARD_SLOPE * self.balance * np.maximum(0.0, ratio - RATIO_GUARD)
+        slope = GUARD_SLOPE if self.balance > 0 else 0.0
+        urgency: Floats = 1.0 + slope * np.maximum(0.0, ratio - RATIO_GUARD)
         return urgency
 
     def _worth(self, view: View, classes: Classes, groups: Groups) -> Floats:

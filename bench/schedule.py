@@ -1,0 +1,349 @@
+"""Figures of the scheduler: every number in docs/scheduling.md comes from here.
+
+    python bench/schedule.py gavel --data FOLDER   # Gavel's traces, all policies, both restart costs
+    python bench/schedule.py seeds [--data FOLDER] # synthetic traces that nothing was tuned on
+    python bench/schedule.py scale                 # decisions and a simulated week
+    python bench/schedule.py predict               # error of predicted speeds
+
+FOLDER holds `physical_cluster_throughputs.json` and `traces/` of Gavel (OSDI 2020). Results are
+printed, and written to bench/results/schedule-*.json.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import time
+from pathlib import Path
+
+import click
+import numpy as np
+import torch
+
+from shoal.schedule import measure
+from shoal.schedule.bounds import bounds
+from shoal.schedule.metrics import figures
+from shoal.schedule.model import Kind, Pool, Task
+from shoal.schedule.policies.shoal import Shoal
+from shoal.schedule.policy import Policy, TaskState, View, policies
+from shoal.schedule.profiles import Predictor, TaskProfile
+from shoal.schedule.shares import SharePolicy, Shares
+from shoal.schedule.simulator import Simulation
+from shoal.schedule.synthetic import generate
+from shoal.schedule.tables import read_table, read_trace
+from shoal.schedule.throughputs import Throughputs
+
+RESULTS = Path(__file__).parent / "results"
+GAVEL_POOL = "v100:8,p100:16,k80:24"
+TRACES = ("max_min_fairness", "minimize_makespan")
+
+
+class GavelFifo(SharePolicy):
+    """Gavel's plain FIFO with its defect, to show where its figures come from.
+
+    Its code draws a kind at random, but then books the last kind of the list, even where that is
+    full; a kind whose count went below zero is never taken off the list. So the queue piles up on
+    the fastest kind while the others stay empty: a utilisation of 8/48.
+    """
+
+    work_conserving = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kind_of: dict[int, int] = {}
+
+    def shares(self, view: View) -> Shares:
+        present = {state.id for state in view.tasks}
+        self._kind_of = {task: kind for task, kind in self._kind_of.items() if task in present}
+        free = [kind.count for kind in view.pool.kinds]
+        for state in view.tasks:
+            if state.id in self._kind_of:
+                free[self._kind_of[state.id]] -= state.task.devices
+        listed = [kind for kind in reversed(range(len(free))) if free[kind] != 0]
+        for state in view.tasks:
+            fits = any(free[kind] >= state.task.devices for kind in listed)
+            if state.id in self._kind_of or not fits:
+                continue
+            usable = [kind for kind in listed if view.may_run(state, kind)]
+            kind = usable[-1]
+            self._kind_of[state.id] = kind
+            free[kind] -= state.task.devices
+            if free[kind] == 0:
+                listed.remove(kind)
+        unit = np.eye(len(free))
+        return {(task,): unit[kind] for task, kind in self._kind_of.items()}
+
+
+def _save(name: str, rows: object) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"schedule-{name}.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def _row(
+    name: str, pool: Pool, table: Throughputs, tasks: list[Task], policy: Policy, cost_s: float
+) -> dict[str, object]:
+    result = Simulation(pool, table, tasks, policy, 360.0, cost_s).run()
+    f = figures(result, name, 360.0, cost_s, None)
+    row = {
+        "policy": name,
+        "restart_cost_s": cost_s,
+        "average_h": round(f.average_completion_s / 3600, 3),
+        "p99_h": round(f.p99_completion_s / 3600, 2),
+        "makespan_h": round(f.makespan_s / 3600, 2),
+        "utilisation": round(f.utilisation, 2),
+        "worst_ratio": round(f.worst_finish_ratio, 2),
+        "restarts": f.restarts,
+        "solve_mean_ms": round(f.solve_mean_s * 1e3, 1),
+        "solve_max_ms": round(f.solve_max_s * 1e3, 1),
+        "decision_gap": None if f.decision_gap_mean is None else round(f.decision_gap_mean, 4),
+    }
+    return row
+
+
+def _print(row: dict[str, object]) -> None:
+    print("  ".join(f"{name}={value}" for name, value in row.items()), flush=True)
+
+
+@click.group()
+def main() -> None:
+    """Figures of the scheduler."""
+
+
+@main.command()
+@click.option("--data", required=True, type=click.Path(exists=True, path_type=Path))
+def gavel(data: Path) -> None:
+    """All policies on Gavel's two traces, without and with a restart cost."""
+    table = read_table(data / "physical_cluster_throughputs.json")
+    pool = Pool.parse(GAVEL_POOL)
+    rows: list[dict[str, object]] = []
+    for trace in TRACES:
+        tasks = read_trace(data / "traces" / f"{trace}.trace").tasks
+        for together in (1, 2, 3):
+            known = bounds(pool, table, tasks, together)
+            row: dict[str, object] = {
+                "trace": trace,
+                "policy": f"bound, {together} on a device",
+                "average_h": round(known.average_completion_s / 3600, 3),
+                "makespan_h": round(known.makespan_s / 3600, 2),
+            }
+            rows.append(row)
+            _print(row)
+        made = {name: policy for name, policy in sorted(policies().items()) if name != "shoal"}
+        for cost_s in (0.0, 60.0):
+            for name, policy in made.items():
+                rows.append({"trace": trace} | _row(name, pool, table, tasks, policy(), cost_s))
+                _print(rows[-1])
+            for balance in (0.0, 0.03, 0.1, 0.3, 1.0):
+                name = f"shoal, balance {balance:g}"
+                shoal = Shoal(balance)
+                rows.append({"trace": trace} | _row(name, pool, table, tasks, shoal, cost_s))
+                _print(rows[-1])
+        rows.append(
+            {"trace": trace}
+            | _row("fifo with Gavel's defect", pool, table, tasks, GavelFifo(), 0.0)
+        )
+        _print(rows[-1])
+    _save("gavel", rows)
+
+
+def own_table(seed: int, kinds: int = 4, types: int = 20) -> Throughputs:
+    """A made-up table: speeds, memory and contention drawn from a seed."""
+    draw = np.random.default_rng(seed)
+    rows = [(f"type{n}", int(draw.choice([1, 1, 1, 2, 4]))) for n in range(types)]
+    grade = np.sort(draw.lognormal(0, 0.7, kinds))[::-1]
+    alone = np.outer(draw.lognormal(0, 1.5, types), grade) * draw.lognormal(0, 0.35, (types, kinds))
+    memory = np.repeat(draw.uniform(1, 14, (types, 1)) * 2**30, kinds, axis=1)
+    busy = draw.uniform(0.25, 1.0, (types, kinds, 2))
+    return Throughputs(tuple(f"k{n}" for n in range(kinds)), rows, alone, memory, busy)
+
+
+@main.command()
+@click.option("--data", type=click.Path(exists=True, path_type=Path))
+@click.option("--seeds", default=5)
+def seeds(data: Path | None, seeds: int) -> None:
+    """Synthetic traces: the policy against baselines, as ratios to the best baseline."""
+    rows = []
+    for seed in range(seeds):
+        worlds: list[tuple[str, Pool, Throughputs]] = [
+            (
+                "own table",
+                Pool(tuple(Kind(f"k{n}", 6 + 4 * n, 16 * 2**30) for n in range(4))),
+                own_table(seed),
+            )
+        ]
+        if data is not None:
+            table = read_table(data / "physical_cluster_throughputs.json")
+            worlds.append(("Gavel's table", Pool.parse("v100:12,p100:12,k80:12"), table))
+        for world, pool, table in worlds:
+            for per_hour in (0.0, 8.0):
+                tasks = generate(table, pool, 80, 100 + seed, per_hour, (0.1, 8.0))
+                names = (
+                    "las",
+                    "max-min",
+                    "max-min-packed",
+                    "finish-time",
+                    "makespan-packed",
+                    "allox",
+                )
+                found = {
+                    name: _row(name, pool, table, tasks, policies()[name](), 0.0) for name in names
+                }
+                mine = _row("shoal", pool, table, tasks, Shoal(), 0.0)
+                row = {"world": world, "seed": seed, "per_hour": per_hour}
+                for figure in ("average_h", "p99_h", "makespan_h", "worst_ratio"):
+                    best = min(found.values(), key=lambda r: float(str(r[figure])))
+                    row[figure] = mine[figure]
+                    row[f"{figure}_best"] = best[figure]
+                    row[f"{figure}_by"] = best["policy"]
+                rows.append(row)
+                _print(row)
+    for figure in ("average_h", "p99_h", "makespan_h", "worst_ratio"):
+        ratios = [float(str(r[figure])) / float(str(r[f"{figure}_best"])) for r in rows]
+        print(
+            f"{figure}: shoal / best baseline of that figure: median {statistics.median(ratios):.2f}, "
+            f"worst {max(ratios):.2f}, best {min(ratios):.2f}"
+        )
+    _save("seeds", rows)
+
+
+def _many(tasks: int, kinds: int, devices: int, seed: int) -> View:
+    table = own_table(seed, kinds, 60)
+    pool = Pool(tuple(Kind(f"k{n}", devices, 16 * 2**30) for n in range(kinds)))
+    made = generate(table, pool, tasks, seed)
+    states = [TaskState(n, t, table.row_of[t.type, t.devices], t.steps) for n, t in enumerate(made)]
+    return View(0.0, 360.0, 60.0, pool, table, states)
+
+
+@main.command()
+@click.option("--week/--no-week", default=True)
+def scale(week: bool) -> None:
+    """Time of one decision, and a week of arrivals on 500 nodes with 8 devices each."""
+    rows: list[dict[str, object]] = []
+    for tasks, devices in ((100, 20), (1000, 20), (1000, 100), (10_000, 100)):
+        spent, gaps = [], []
+        for seed in range(5):
+            view = _many(tasks, 10, devices, seed)
+            start_s = time.perf_counter()
+            plan = Shoal().decide(view)
+            spent.append(time.perf_counter() - start_s)
+            gaps.append(plan.gap or 0.0)
+        row: dict[str, object] = {
+            "waiting": tasks,
+            "kinds": 10,
+            "devices": 10 * devices,
+            "median_s": round(statistics.median(spent), 3),
+            "max_s": round(max(spent), 3),
+            "gap_max": round(max(gaps), 4),
+        }
+        rows.append(row)
+        _print(row)
+    if week:
+        rows.append(_week())
+        _print(rows[-1])
+    _save("scale", rows)
+
+
+def _week() -> dict[str, object]:
+    table = own_table(7, 4, 40)
+    counts = (500, 1000, 1000, 1500)  # 500 nodes of 8.
+    pool = Pool(tuple(Kind(f"k{n}", c, 16 * 2**30, 8) for n, c in enumerate(counts)))
+    tasks = generate(table, pool, 60 * 24 * 7 * 4, 7, 240.0, (0.25, 24.0))
+    run = Simulation(pool, table, tasks, Shoal(), 360.0, 60.0)
+    start_s = time.perf_counter()
+    result = run.run()
+    solves = sorted(r.solve_s for r in result.rounds)
+    return {
+        "week": True,
+        "devices": pool.devices,
+        "tasks": len(tasks),
+        "rounds": len(result.rounds),
+        "average_h": round(float(result.completions_s.mean()) / 3600, 2),
+        "utilisation": round(result.utilisation, 2),
+        "waiting_max": max(r.waiting for r in result.rounds),
+        "wall_s": round(time.perf_counter() - start_s, 1),
+        "solve_median_s": round(solves[len(solves) // 2], 3),
+        "solve_p99_s": round(solves[int(len(solves) * 0.99)], 3),
+        "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
+
+
+class Declared:
+    """A clock for a CPU device that is declared slower: its seconds last longer."""
+
+    def __init__(self, speed: float) -> None:
+        self.speed = speed
+
+    def __call__(self) -> float:
+        return time.perf_counter() / self.speed
+
+
+def _models() -> dict[str, tuple[torch.nn.Module, torch.Tensor]]:
+    wide = torch.nn.Sequential(
+        torch.nn.Linear(512, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 10)
+    )
+    deep = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(16)])
+    conv = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 16, 3),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(16 * 900, 10),
+    )
+    layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+    return {
+        "wide": (wide, torch.randn(64, 512)),
+        "deep": (deep, torch.randn(16, 64)),
+        "conv": (conv, torch.randn(8, 3, 32, 32)),
+        "transformer": (layer, torch.randn(8, 32, 64)),
+    }
+
+
+def _profile(name: str, kind: str, device: object, clock: Declared) -> TaskProfile:
+    model, batch = _models()[name]
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    return measure.measure_task(name, step, model, optimizer, len(batch), device, clock=clock)  # type: ignore[arg-type]
+
+
+@main.command()
+def predict() -> None:
+    """Profile tasks on one CPU device, predict them on others, then run them there.
+
+    The others are the same CPU declared at other speeds, and a roofline that was never corrected.
+    """
+    torch.set_num_threads(1)
+    speeds = {"cpu-1.0": 1.0, "cpu-0.5": 0.5, "cpu-0.25": 0.25}
+    clocks = {kind: Declared(speed) for kind, speed in speeds.items()}
+    devices = {kind: measure.measure_device("cpu", kind, clock=clocks[kind]) for kind in speeds}
+    rows: list[dict[str, object]] = []
+    predictor = Predictor(list(devices.values()))
+    for name in _models():
+        first = _profile(name, "cpu-1.0", devices["cpu-1.0"], clocks["cpu-1.0"])
+        bare = Predictor([]).predict(
+            TaskProfile(name, 1, 0, 0, 0, first.operators), devices["cpu-1.0"]
+        )
+        observed = first.steps_per_s["cpu-1.0"]
+        row: dict[str, object] = {
+            "task": name,
+            "roofline_error": round(bare.steps_per_s / observed - 1, 3),
+        }
+        predictor.observe(first, devices["cpu-1.0"], observed)
+        for kind in ("cpu-0.5", "cpu-0.25"):
+            guess = predictor.predict(first, devices[kind]).steps_per_s
+            real = _profile(name, kind, devices[kind], clocks[kind]).steps_per_s[kind]
+            row[f"error_{kind}"] = round(guess / real - 1, 3)
+            predictor.observe(first, devices[kind], real)
+        rows.append(row)
+        _print(row)
+    rows.append({"mean_error": round(predictor.error(), 3)})
+    _print(rows[-1])
+    _save("predict", rows)
+
+
+if __name__ == "__main__":
+    main()
