@@ -91,7 +91,7 @@ void bindClient(py::module_& m) {
       py::arg("memory_bytes"), py::arg("session"), py::arg("index"), py::arg("name"),
       py::arg("is_cpu"), py::call_guard<py::gil_scoped_release>());
   m.def("detach_all", [] { Devices::get().detachAll(); }, py::call_guard<py::gil_scoped_release>());
-  m.def("abandon_all", [] { Devices::get().abandonAll(); });
+  m.def("abandon_all", [] { return Devices::get().abandonAll(); });
   m.def("device_count", [] { return static_cast<int>(Devices::get().count()); });
   m.def("current_device", [] { return static_cast<int>(Devices::current()); });
   m.def("set_device", [](int index) { Devices::setCurrent(static_cast<c10::DeviceIndex>(index)); });

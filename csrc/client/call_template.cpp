@@ -104,9 +104,7 @@ void CallTemplate::addTensor(const at::Tensor& tensor) {
       "this part of the program on the CPU");
   const wire::Address base = baseOf(tensor);
   if (base != 0) {
-    TORCH_CHECK(wire::sessionOf(base) == stream_->options().session,
-                "Expected all tensors to be on the same device, but found at least two: ",
-                stream_->device(), " and ", tensor.device(), " (in ", info_->name, ")");
+    if (wire::sessionOf(base) != stream_->options().session) raiseOtherDevice(tensor);
     bases_.push_back(base);
   }
   const auto sizes = tensor.sizes();
@@ -120,6 +118,13 @@ void CallTemplate::addTensor(const at::Tensor& tensor) {
   key_.insert(key_.end(), strides.begin(), strides.end());
   immediates_.push_back(
       base == 0 ? 0 : base + static_cast<uint64_t>(tensor.storage_offset()) * tensor.itemsize());
+}
+
+void CallTemplate::raiseOtherDevice(const at::Tensor& tensor) const {
+  stream_->checkUsable();  // one of the two may belong to a lease that has ended
+  streamOf(tensor).checkUsable();
+  TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two: ",
+              stream_->device(), " and ", tensor.device(), " (in ", info_->name, ")");
 }
 
 // A CPU tensor beside device tensors: a number travels as an immediate, an index is uploaded, and

@@ -33,6 +33,7 @@ class CallTemplate {
   void add(const c10::IValue& value, bool number);
   void addTensor(const at::Tensor& tensor);
   void addHostTensor(const at::Tensor& tensor);
+  void raiseOtherDevice(const at::Tensor& tensor) const;
   void addSmallHostTensor(const at::Tensor& tensor);
   void addList(const c10::IValue& value, bool number);
   void addString(const std::string& text);

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include "client/errors.h"
+#include "client/host_memory.h"
 
 namespace shoal::client {
 
@@ -56,12 +57,14 @@ void Devices::detachAll() {
   sweep();
 }
 
-void Devices::abandonAll() {
+bool Devices::abandonAll() {
   // No lock: another thread of the parent may have held it when the child was made.
   for (auto& entry : by_index_) {
     if (Stream* stream = entry.exchange(nullptr)) stream->abandon();
   }
-  count_ = 0;
+  const bool leased = count_.exchange(0) > 0;
+  if (HostMemory::exists()) HostMemory::get().abandon();
+  return leased || HostMemory::exists();
 }
 
 void Devices::sweep() noexcept {

@@ -33,8 +33,8 @@ class Devices {
   void attach(std::unique_ptr<Stream> stream);
   void detachAll();
   // In a forked child: closes the streams' sockets without a word to the workers, which are the
-  // parent's.
-  void abandonAll();
+  // parent's. True if there was anything that the two cannot share.
+  bool abandonAll();
   // Closed streams are kept until the last of their segments is freed.
   void sweep() noexcept;
   std::vector<uint32_t> sessionsInUse() const;

@@ -31,6 +31,9 @@ class HostMemory {
   }
 
   uint64_t allocate(uint64_t bytes);  // throws c10::OutOfMemoryError
+  // In a forked child: the region is still shared with the parent, the knowledge of what is free is
+  // not, so nothing may be handed out any more.
+  void abandon() { abandoned_ = true; }
   void release(uint64_t offset);
 
   // A pinned block may be freed while a worker still reads it: remembers the last use.
@@ -49,6 +52,7 @@ class HostMemory {
   friend class PinnedAllocator;
 
   memory::SharedMemory region_;
+  bool abandoned_ = false;
   std::mutex mutex_;
   memory::BlockAllocator blocks_;
   std::map<uint64_t, Use> last_use_;  // by offset of the range that was used

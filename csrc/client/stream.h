@@ -118,6 +118,8 @@ class Stream {
   // ---------------------------------------------------------------------------------------
   void close() noexcept;
   void abandon() noexcept;  // in a forked child: lets go of the socket, tells nobody
+  // Raises DeviceLostError if the worker is gone or the lease has ended.
+  void checkUsable() const;
   bool usable() const { return !lost_.load() && !closed_.load(); }
   MemoryUse memoryUse();
   void resetPeak();
@@ -133,7 +135,6 @@ class Stream {
   };
 
   void bind(wire::Address base, const Lock& lock);
-  void checkUsable() const;
   void checkAlive();
   uint32_t takeSlots(uint64_t count);
   void reclaimHost(const Lock&);

@@ -137,7 +137,11 @@ TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
   m.impl("_has_compatible_shallow_copy_type", compatibleInsides);
 }
 
+// All streams of a device share its op stream, in which frees follow uses.
+void recordStream(at::Tensor&, c10::Stream) {}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("record_stream", recordStream);
   m.impl("_has_compatible_shallow_copy_type", compatibleInsides);
   m.impl("_efficientzerotensor", zerosForTangents);
   m.impl("empty.memory_format", empty);

@@ -31,7 +31,7 @@ c10::Storage DeviceMemory::allocate(uint64_t bytes) const {
 void DeviceMemory::copyIn(void* device_data, const void* host, uint64_t bytes) const {
   if (bytes == 0) return;
   if (isHost()) {
-    std::memcpy(device_data, host, bytes);
+    std::memmove(device_data, host, bytes);  // an adopted segment may overlap the host range
   } else {
     blob(device_data, bytes, device_).copy_(blob(host, bytes, at::kCPU));
   }
@@ -40,7 +40,7 @@ void DeviceMemory::copyIn(void* device_data, const void* host, uint64_t bytes) c
 void DeviceMemory::copyOut(void* host, const void* device_data, uint64_t bytes) const {
   if (bytes == 0) return;
   if (isHost()) {
-    std::memcpy(host, device_data, bytes);
+    std::memmove(host, device_data, bytes);
   } else {
     blob(host, bytes, at::kCPU).copy_(blob(device_data, bytes, device_));
   }

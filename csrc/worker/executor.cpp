@@ -103,7 +103,7 @@ void Executor::replyFailure(const Failure& failure) {
   std::vector<uint64_t> payload{failure.sequence, text.size(), name.size()};
   text.append(name);
   payload.resize(3 + (text.size() + 7) / 8);
-  std::memcpy(payload.data() + 3, text.data(), text.size());
+  if (!text.empty()) std::memcpy(payload.data() + 3, text.data(), text.size());
   replies_.send(kind_, failure.kind, sequence_, payload);
 }
 
@@ -275,7 +275,7 @@ void Executor::generatorSet(Reader& reader) {
   auto& generator = generators_.get(reader.word("generator"));
   const auto data = reader.bytes(reader.word("bytes"), wire::kMessageBytesMax, "generator state");
   at::Tensor state = at::empty({static_cast<int64_t>(data.size())}, at::kByte);
-  std::memcpy(state.data_ptr(), data.data(), data.size());
+  if (!data.empty()) std::memcpy(state.data_ptr(), data.data(), data.size());
   generator.set_state(state);
 }
 

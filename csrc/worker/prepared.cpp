@@ -213,7 +213,7 @@ class TemplateParser {
       throw ProtocolError("a CPU tensor's size does not fit its bytes");
     }
     at::Tensor tensor = at::empty({static_cast<int64_t>(size)}, dtype);
-    std::memcpy(tensor.mutable_data_ptr(), data.data(), data.size());
+    if (!data.empty()) std::memcpy(tensor.mutable_data_ptr(), data.data(), data.size());
     return tensor;
   }
 

@@ -188,9 +188,8 @@ def _refuse_in_fork() -> None:
 def _after_fork() -> None:
     """The child must neither talk on the parent's streams nor keep them open."""
     global _forked, _lease, _embedded
+    _forked = _core.abandon_all() or _forked
     if _lease is not None:
-        _forked = True
-        _core.abandon_all()
         _lease._head.close()
     _lease = None
     _embedded = None
