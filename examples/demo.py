@@ -138,8 +138,8 @@ def train(local: Side, ours: Side, text: torch.Tensor, console: Console) -> None
                 progress.update(bars[side.name], advance=TURN, loss=loss)
 
 
-def megabytes(count: int) -> str:
-    return f"{count / 1e6:.1f} MB"
+def size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
 
 
 def report(local: Side, ours: Side, traffic: dict[str, int], console: Console) -> None:
@@ -154,12 +154,12 @@ def report(local: Side, ours: Side, traffic: dict[str, int], console: Console) -
         "time, local CPU": f"{local.seconds:.1f} s",
         "time, shoal": f"{ours.seconds:.1f} s",
         "time ratio, shoal / local": f"{ours.seconds / local.seconds:.2f}",
-        "bytes to the device": megabytes(traffic["bytes_in"]),
-        "bytes from the device": megabytes(traffic["bytes_out"]),
+        "bytes to the device": size(traffic["bytes_in"]),
+        "bytes from the device": size(traffic["bytes_out"]),
         "messages in the op stream": f"{calls:,} ({calls / STEPS:.0f} a step)",
-        "bytes of the op stream": f"{megabytes(traffic['stream_bytes'])} "
+        "bytes of the op stream": f"{size(traffic['stream_bytes'])} "
         f"({traffic['stream_bytes'] / calls:.0f} a message)",
-        "times the program waited": f"{traffic['round_trips']:,}",
+        "times the program waited for it": f"{traffic['round_trips']:,}",
     }
     for name, value in rows.items():
         table.add_row(name, value)
@@ -191,7 +191,7 @@ def main() -> None:
         '  .venv/bin/python examples/first_program.py   ten lines with device="shoal"\n'
         "  make test                                    the tests\n"
         "  make bench                                   every speed claim, measured here\n"
-        "  README.md                                    declaring devices, debugging, limits",
+        "  README.md                                    devices, debugging, limits",
         highlight=False,
     )
 
