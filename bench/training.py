@@ -24,6 +24,14 @@ def pair_of_trainers(program: Program) -> tuple[Trainer, Trainer]:
     return Trainer(copy.deepcopy(model), batch, "cpu"), Trainer(model, batch, "shoal")
 
 
+def waits(trainer: Trainer, steps: int = 10) -> float:
+    """How often a step waits for the device. Nothing in these programs needs to."""
+    before = torch.shoal.traffic()["round_trips"]
+    for _ in range(steps):
+        trainer.step()
+    return (torch.shoal.traffic()["round_trips"] - before) / steps
+
+
 def measure(plan: Plan, tell: Callable[[str], None]) -> tuple[list[Figure], dict[str, bool]]:
     figures, checks = [], {}
     for program in PROGRAMS:
@@ -38,7 +46,7 @@ def measure(plan: Plan, tell: Callable[[str], None]) -> tuple[list[Figure], dict
         pair = compare(
             loop(local.step, local.read_loss), loop(ours.step, ours.read_loss), plan, least=5
         )
-        note = f"loss read once in {pair.iterations} steps"
+        note = f"loss read once in {pair.iterations} steps; {waits(ours):g} other waits a step"
         figures.append(slowdown(GROUP, program.name, pair, EACH_TARGET[program.kind], note))
     mean = geometric_mean([figure.ratio.median for figure in figures])
     figures.append(
