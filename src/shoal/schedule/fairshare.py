@@ -10,31 +10,46 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from shoal.schedule.model import Pool, Task
 from shoal.schedule.policy import View
 from shoal.schedule.throughputs import Floats, Throughputs
 
 
-def equal_share_rates(
-    pool: Pool, table: Throughputs, rows: Sequence[int], tasks: Sequence[Task], present: int
-) -> Floats:
-    """steps/s of each task when it holds one `present`-th of the pool's device time.
+class EqualShares:
+    """Speeds of tasks that share a pool equally; all that does not change is worked out once."""
 
-    A task cannot use more than all of the time, whatever its share.
-    """
-    counts = np.array([kind.count for kind in pool.kinds], dtype=np.float64)
-    gangs = np.array([task.devices for task in tasks], dtype=np.float64)
-    speeds = table.alone[list(rows)].copy()
-    for index, task in enumerate(tasks):
-        for number, kind in enumerate(pool.kinds):
-            if task.devices > kind.count or (task.kinds and kind.name not in task.kinds):
-                speeds[index, number] = 0.0
-    time_shares = np.where(speeds > 0, counts / (present * gangs[:, None]), 0.0)
-    total = time_shares.sum(axis=1, keepdims=True)
-    time_shares /= np.maximum(total, 1.0)
-    rates: Floats = (speeds * time_shares).sum(axis=1)
-    return rates
+    def __init__(
+        self, pool: Pool, table: Throughputs, rows: Sequence[int], tasks: Sequence[Task]
+    ) -> None:
+        known: dict[tuple[int, frozenset[str] | None], list[float]] = {}
+        speeds = []
+        for row, task in zip(rows, tasks, strict=True):
+            key = (row, task.kinds)
+            if key not in known:
+                known[key] = [
+                    0.0
+                    if task.devices > kind.count or (task.kinds and kind.name not in task.kinds)
+                    else float(table.alone[row, number])
+                    for number, kind in enumerate(pool.kinds)
+                ]
+            speeds.append(known[key])
+        self._speeds = np.array(speeds).reshape(len(speeds), len(pool.kinds))
+        counts = np.array([kind.count for kind in pool.kinds], dtype=np.float64)
+        gangs = np.array([task.devices for task in tasks], dtype=np.float64)
+        #: Fraction of time on each kind for a task that has the pool to itself.
+        self._time = np.where(self._speeds > 0, counts / gangs[:, None], 0.0)
+        self._total = self._time.sum(axis=1)
+        self._rates = (self._speeds * self._time).sum(axis=1)
+
+    def rates(self, chosen: npt.NDArray[np.int64], present: int) -> Floats:
+        """steps/s of the chosen tasks when each holds one `present`-th of the device time.
+
+        A task cannot use more than all of the time, whatever its share.
+        """
+        rates: Floats = self._rates[chosen] / np.maximum(present, self._total[chosen])
+        return rates
 
 
 def fair_finishes(
@@ -44,16 +59,13 @@ def fair_finishes(
     arrivals = np.array([task.arrival_s for task in tasks])
     left = np.array([task.steps for task in tasks], dtype=np.float64)
     finishes = np.full(len(tasks), np.inf)
-    rates_of: dict[int, Floats] = {}
+    shares = EqualShares(pool, table, rows, tasks)
     active = np.zeros(0, dtype=np.int64)
     now_s, arrived = 0.0, 0
     while arrived < len(tasks) or len(active):
         next_s = arrivals[arrived] if arrived < len(tasks) else np.inf
         if len(active):
-            count = len(active)
-            if count not in rates_of:
-                rates_of[count] = equal_share_rates(pool, table, rows, tasks, count)
-            rates = rates_of[count][active]
+            rates = shares.rates(active, len(active))
             needs_s = left[active] / np.maximum(rates, 1e-300)
             step_s = min(float(needs_s.min()), next_s - now_s)
             left[active] -= rates * step_s
@@ -100,7 +112,8 @@ class FairClock:
                 self._done_s.setdefault(task, max(late_s, 1e-9))
         rows = [state.row for state in view.tasks]
         tasks = [state.task for state in view.tasks]
-        rates = equal_share_rates(view.pool, view.table, rows, tasks, len(tasks))
+        shares = EqualShares(view.pool, view.table, rows, tasks)
+        rates = shares.rates(np.arange(len(tasks)), len(tasks))
         self._rates = dict(zip(present, rates.tolist(), strict=True))
         self._now_s = view.now_s
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.schedule.fairshare import equal_share_rates
+from shoal.schedule.fairshare import EqualShares
 from shoal.schedule.policy import View
 from shoal.schedule.shares import Ids, Shares
 from shoal.schedule.solver import INFINITY, Ints, Program, Solution
@@ -144,4 +144,5 @@ def equal_share_speeds(view: View) -> Floats:
     """steps/s of each task with one n-th of the pool, n being the tasks present now."""
     rows = [state.row for state in view.tasks]
     tasks = [state.task for state in view.tasks]
-    return equal_share_rates(view.pool, view.table, rows, tasks, len(tasks))
+    shares = EqualShares(view.pool, view.table, rows, tasks)
+    return shares.rates(np.arange(len(tasks)), len(tasks))
