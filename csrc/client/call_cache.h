@@ -2,6 +2,7 @@
 // what makes the device fast: a hit costs no shape inference and no message but the call itself.
 #pragma once
 
+#include <ATen/core/ivalue.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/SmallVector.h>
 
@@ -27,7 +28,7 @@ struct CachedCall {
   uint32_t id = 0;
   bool known = false;  // the outputs are known; otherwise every call asks the worker for them
   std::vector<OutputMeta> outputs;
-  uint32_t fresh_outputs = 0;
+  std::vector<c10::IValue> answer;  // numbers that the operator returned; they never change
 };
 
 class CallCache {

@@ -38,7 +38,8 @@ bool HostMemory::exists() {
 }
 
 uint64_t HostMemory::allocate(uint64_t bytes) {
-  TORCH_CHECK(!abandoned_, "shoal's pinned memory cannot be used in a process that was forked from one "
+  TORCH_CHECK(!abandoned_,
+              "shoal's pinned memory cannot be used in a process that was forked from one "
               "that uses it; start it with torch.multiprocessing.set_start_method('spawn')");
   std::lock_guard lock(mutex_);
   const auto offset = blocks_.allocate(bytes);

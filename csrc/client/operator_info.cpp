@@ -46,6 +46,7 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& handle) : op(handle) {
   writes_only = !has_out && matched == return_of.size();
   structured = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
   dynamic = op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output);
+  constant_answer = name == "aten::_fused_sdp_choice";
   number_decides_shape = startsWith(name, "aten::arange") || startsWith(name, "aten::range") ||
                          startsWith(name, "aten::linspace") || startsWith(name, "aten::logspace");
   takes_host_index = startsWith(name, "aten::index") || startsWith(name, "aten::_index_put") ||

@@ -19,6 +19,7 @@ struct OperatorInfo {
   bool writes_only = false;           // every return is a mutated argument, and none may be resized
   bool has_out = false;               // takes `out=`, which the operator may resize
   bool structured = false;            // torch has a C++ shape function that we can reach
+  bool constant_answer = false;       // returns a number that depends on shapes only
   bool dynamic = false;               // output shapes depend on data
   bool number_decides_shape = false;  // arange and its kin: Scalars belong to the key
   bool takes_host_index = false;      // index operators accept CPU index tensors

@@ -131,6 +131,22 @@ bool dropout(Arguments a, Outputs& out) {
   return true;
 }
 
+// _scaled_dot_product_flash_attention_for_cpu(query, key, value, …) -> (output, logsumexp): both
+// are made with heads and positions exchanged
+bool flashAttention(Arguments a, Outputs& out) {
+  const at::Tensor& query = a[0].toTensor();
+  const at::Tensor& value = a[2].toTensor();
+  if (query.dim() != 4 || value.dim() != 4 || query.size(3) != value.size(3)) return false;
+  const int64_t batch = query.size(0), heads = query.size(1), length = query.size(2);
+  const int64_t width = query.size(3);
+  out.push_back(contiguous({batch, heads, length, width}, query.scalar_type()));
+  out.back().strides = {length * heads * width, width, heads * width, 1};
+  const auto accumulated = query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  out.push_back(contiguous({batch, heads, length}, accumulated));
+  out.back().strides = {length * heads, 1, heads};
+  return query.numel() > 0;
+}
+
 const std::unordered_map<std::string, Rule>& rules() {
   static const std::unordered_map<std::string, Rule> table = {
       {"aten::zeros", sizedFactory},
@@ -144,6 +160,7 @@ const std::unordered_map<std::string, Rule>& rules() {
       {"aten::native_layer_norm", layerNorm},
       {"aten::index_select", indexSelect},
       {"aten::native_dropout", dropout},
+      {"aten::_scaled_dot_product_flash_attention_for_cpu", flashAttention},
   };
   return table;
 }

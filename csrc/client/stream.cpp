@@ -24,6 +24,8 @@ namespace {
 
 constexpr int64_t kSpinUs = 200;  // an answer is usually this near; a sleeping core wakes in 25 µs
 constexpr int64_t kSliceMs = 50;
+constexpr uint64_t kPromptFreeBytes = uint64_t{1} << 20;
+constexpr size_t kUnsentFreesMax = 64;
 constexpr uint64_t kStagedBytesMax = uint64_t{256} << 20;  // sent, but not yet taken by the worker
 
 }  // namespace
@@ -160,8 +162,11 @@ void Stream::release(Address address) noexcept {
     ++memory_.frees;
     const uint64_t count = wire::slotsFor(slot.bytes);
     if (usable() && slot.bound) {
-      const uint64_t sequence = post(Kind::kFree, {address}, held);
-      if (slot.host_block != 0) host_releases_.push_back({slot.host_block - 1, sequence});
+      unsent_frees_.push_back(address);
+      // Large memory is given back at once; a host block only when the worker is past the free.
+      const bool now = slot.bytes >= kPromptFreeBytes || slot.host_block != 0;
+      if (now || unsent_frees_.size() >= kUnsentFreesMax) sendFrees();
+      if (slot.host_block != 0) host_releases_.push_back({slot.host_block - 1, sequence_});
     } else if (slot.host_block != 0) {
       HostMemory::get().release(slot.host_block - 1);
     }
@@ -184,8 +189,7 @@ void Stream::bind(Address base, const Lock& held) {
 // --- messages
 // -------------------------------------------------------------------------------------
 
-uint64_t* Stream::begin(Kind kind, size_t words, uint16_t flags, const Lock&) {
-  checkUsable();
+uint64_t* Stream::reserve(Kind kind, size_t words, uint16_t flags) {
   const size_t bytes = (1 + words) * 8;
   TORCH_CHECK(bytes <= wire::kMessageBytesMax, "shoal: a call with ", words,
               " words of arguments is too large for one message");
@@ -195,13 +199,32 @@ uint64_t* Stream::begin(Kind kind, size_t words, uint16_t flags, const Lock&) {
   return message + 1;
 }
 
+void Stream::sendFrees() {
+  if (unsent_frees_.empty()) return;
+  uint64_t* out = reserve(Kind::kFree, unsent_frees_.size(), 0);
+  std::copy(unsent_frees_.begin(), unsent_frees_.end(), out);
+  requests_->commit(pending_bytes_);
+  ++sequence_;
+  ++traffic_.messages;
+  traffic_.stream_bytes += pending_bytes_;
+  unsent_frees_.clear();
+}
+
+uint64_t* Stream::begin(Kind kind, size_t words, uint16_t flags, const Lock&) {
+  checkUsable();
+  sendFrees();
+  // What prepares a call, or names its memory, fails with the call and needs no line of its own.
+  pending_traced_ = kind != Kind::kPrepare && kind != Kind::kAllocate && kind != Kind::kBind;
+  return reserve(kind, words, flags);
+}
+
 uint64_t Stream::commit(const Lock&) {
   requests_->commit(pending_bytes_);
   ++traffic_.messages;
   traffic_.stream_bytes += pending_bytes_;
   ++sequence_;
   const auto hook = lineHooks().current;
-  lines_[sequence_ % kLines] = hook != nullptr ? hook() : 0;
+  lines_[sequence_ % kLines] = pending_traced_ && hook != nullptr ? hook() : 0;
   return sequence_;
 }
 

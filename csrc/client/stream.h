@@ -135,6 +135,8 @@ class Stream {
   };
 
   void bind(wire::Address base, const Lock& lock);
+  uint64_t* reserve(wire::Kind kind, size_t words, uint16_t flags);
+  void sendFrees();
   void checkAlive();
   uint32_t takeSlots(uint64_t count);
   void reclaimHost(const Lock&);
@@ -153,9 +155,13 @@ class Stream {
 
   std::mutex mutex_;
   uint64_t sequence_ = 0;
-  size_t pending_bytes_ = 0;
+  size_t pending_bytes_ = 0;  // of the message that is being written
+  bool pending_traced_ = false;
   std::vector<Slot> slots_;
   std::vector<uint32_t> free_slots_;
+  // Freed addresses that the worker does not know of yet: they go just before the next message,
+  // which spares each of them a publication of its own.
+  std::vector<wire::Address> unsent_frees_;
   std::map<uint64_t, std::vector<uint32_t>>
       free_runs_;  // segments of several slots, by their count
   uint32_t next_slot_ = 1;

@@ -16,7 +16,7 @@ enum class Kind : uint16_t {
   kCall = 2,           // id|output_count, immediates, output addresses
   kBind = 3,           // count, addresses: names the outputs of the last learning call
   kAllocate = 4,       // address, bytes
-  kFree = 5,           // address
+  kFree = 5,           // addresses
   kAdopt = 6,          // address, bytes, host offset: the client's shared block becomes the segment
   kWrite = 7,          // address, bytes, data
   kCopyIn = 8,         // address, bytes, host offset

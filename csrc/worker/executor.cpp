@@ -119,7 +119,8 @@ void Executor::dispatch(Kind kind, uint16_t flags, Reader& reader) {
     case Kind::kAllocate:
       return allocate(reader);
     case Kind::kFree:
-      return segments_.release(reader.word("address"));
+      while (reader.remaining() > 0) segments_.release(reader.word("address"));
+      return;
     case Kind::kAdopt:
       return adopt(reader);
     case Kind::kWrite:

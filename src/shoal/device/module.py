@@ -132,7 +132,9 @@ def set_device(device: Any) -> None:
     """Makes a device the one that `torch.device("shoal")` means in this thread."""
     index = _index(device)
     if not 0 <= index < device_count():
-        raise RuntimeError(f"shoal:{index} does not exist; the lease has {device_count()} device(s)")
+        raise RuntimeError(
+            f"shoal:{index} does not exist; the lease has {device_count()} device(s)"
+        )
     _core.set_device(index)
 
 

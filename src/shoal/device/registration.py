@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import torch
+from torch.utils import backend_registration
 
 import shoal
 from shoal.errors import DeviceLostError
@@ -22,11 +23,11 @@ def register() -> None:
     from shoal import _core
     from shoal.device import module
 
-    torch.utils.rename_privateuse1_backend(NAME)
+    backend_registration.rename_privateuse1_backend(NAME)
     internal = [os.path.dirname(m.__file__ or "") + os.sep for m in (torch, shoal)]
     _core.register_device(DeviceLostError, internal)
-    torch._register_device_module(NAME, module)
-    torch.utils.generate_methods_for_privateuse1_backend(
+    torch._register_device_module(NAME, module)  # type: ignore[no-untyped-call]
+    backend_registration.generate_methods_for_privateuse1_backend(
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
     _core.set_blocking(os.environ.get("SHOAL_BLOCKING", "0") not in ("", "0"))

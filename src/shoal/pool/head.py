@@ -126,7 +126,8 @@ class Head:
             self.selector.unregister(server.channel)
             server.channel.close()
             with suppress(subprocess.TimeoutExpired):
-                server.process.wait(timeout=1.0)  # it closes its descriptors a little before it ends
+                # It closes its descriptors a little before it ends.
+                server.process.wait(timeout=1.0)
             self.table.remove_device(number)
         self._answer_waiting()
 
@@ -185,7 +186,9 @@ class Head:
                 messages.send(
                     server.channel, messages.Grant(token, share.session, share.memory_bytes)
                 )
-            info = msgspec.structs.replace(self._info(share.device), memory_bytes=share.memory_bytes)
+            info = msgspec.structs.replace(
+                self._info(share.device), memory_bytes=share.memory_bytes
+            )
             devices.append(messages.GrantedDevice(info, server.address, token, share.session))
         return messages.Lease(granted.lease, granted.epoch, devices)
 

@@ -126,16 +126,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
 
 
 Message = (
-    Describe
-    | PoolInfo
-    | AskLease
-    | Lease
-    | Refusal
-    | Ready
-    | Grant
-    | Revoke
-    | Hello
-    | Welcome
+    Describe | PoolInfo | AskLease | Lease | Refusal | Ready | Grant | Revoke | Hello | Welcome
 )
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
@@ -171,7 +162,8 @@ def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None
     """Sends one frame; descriptors go with it."""
     frame = encode(message)
     sent = socket.send_fds(sock, [frame], list(fds)) if fds else 0
-    sock.sendall(frame[sent:])
+    if sent < len(frame):  # even an empty send fails if the other side has answered and closed
+        sock.sendall(frame[sent:])
 
 
 def receive(sock: socket.socket, fds_max: int = 0) -> tuple[Message, list[int]]:

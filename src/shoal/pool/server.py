@@ -219,7 +219,9 @@ def main() -> None:
 
     from shoal import _core  # noqa: F401
 
-    server = DeviceServer(spec, socket.socket(fileno=int(listener_fd)), socket.socket(fileno=int(head_fd)))
+    server = DeviceServer(
+        spec, socket.socket(fileno=int(listener_fd)), socket.socket(fileno=int(head_fd))
+    )
     server.serve()
 
 
