@@ -29,7 +29,7 @@ def start(source: str, *arguments: str, **extra: str) -> subprocess.Popen[str]:
     """Starts a program in a session of its own, so that signals reach it alone."""
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(source), *arguments],
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,  # a program that waits with input() ends when its test does
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
