@@ -1,1 +1,5 @@
-"""Which tasks run on which devices, and why."""
+"""Which tasks run on which devices, and why.
+
+`Shoal().decide(view)` gives a plan, `explain(view, plan, task)` its reasons, `Simulation(…).run()` what
+it would lead to. docs/scheduling.md is the guide.
+"""

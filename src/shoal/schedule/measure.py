@@ -82,19 +82,26 @@ def measure_device(
     """
     device = torch.device(device)
     one = torch.ones(1, device=device)
-    host = torch.empty(COPY_BYTES, dtype=torch.uint8)
-    here = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device)
-    there = torch.empty_like(here)
     flops = {str(d).removeprefix("torch."): _matmul_flops(device, d, clock) for d in dtypes}
     return DeviceProfile(
         kind=kind,
         identity=hardware_identity(device),
         memory_bytes=memory_of(device) if memory_bytes is None else memory_bytes,
         flops_per_s={name: speed for name, speed in flops.items() if speed > 0},
-        bytes_per_s=2 * COPY_BYTES / fastest_s(lambda: there.copy_(here), device, clock),
+        bytes_per_s=2 * measure_link(device, device, clock),  # A copy reads and writes.
         call_s=fastest_s(lambda: [one.add_(1) for _ in range(100)], device, clock) / 100,
-        links={"host": COPY_BYTES / fastest_s(lambda: here.copy_(host), device, clock)},
+        links={"host": measure_link("cpu", device, clock)},
     )
+
+
+def measure_link(
+    source: torch.device | str, target: torch.device | str, clock: Clock = time.perf_counter
+) -> float:
+    """Bytes/s of a large copy from one device to the other."""
+    source, target = torch.device(source), torch.device(target)
+    from_here = torch.empty(COPY_BYTES, dtype=torch.uint8, device=source)
+    to_there = torch.empty(COPY_BYTES, dtype=torch.uint8, device=target)
+    return COPY_BYTES / fastest_s(lambda: to_there.copy_(from_here), target, clock)
 
 
 def _matmul_flops(device: torch.device, dtype: torch.dtype, clock: Clock) -> float:

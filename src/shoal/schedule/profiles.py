@@ -12,6 +12,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from shoal.schedule.throughputs import Throughputs
+
 #: Error that a prediction is given before any was checked: what rooflines are usually off by.
 ERROR_PRIOR = 0.3
 #: Weight of a new observation against all older ones.
@@ -137,3 +139,19 @@ class Predictor:
             for kind, speed in sorted(speeds.items())
             if kind in self._devices
         ]
+
+
+def throughputs(
+    tasks: list[TaskProfile], devices: list[DeviceProfile], predictor: Predictor
+) -> Throughputs:
+    """The table that policies read, from what is known of tasks on one device of each kind."""
+    kinds = {device.kind: device for device in devices}
+    shape = (len(tasks), len(kinds))
+    alone, memory_bytes, busy = np.zeros(shape), np.zeros(shape), np.zeros((*shape, 2))
+    for row, task in enumerate(tasks):
+        for place, device in enumerate(kinds.values()):
+            alone[row, place] = predictor.predict(task, device).steps_per_s
+            memory_bytes[row, place] = task.memory_bytes()
+            busy[row, place] = busy_shares(task, device)
+    rows = [(task.type, 1) for task in tasks]
+    return Throughputs(tuple(kinds), rows, alone, memory_bytes, busy, source="profiles")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shoal.schedule.measure import OperatorCounter, cached_profile, measure_task
+from shoal.schedule.measure import OperatorCounter, cached_profile, measure_device, measure_task
 from shoal.schedule.profiles import (
     ERROR_PRIOR,
     DeviceProfile,
@@ -16,6 +16,7 @@ from shoal.schedule.profiles import (
     TaskProfile,
     busy_shares,
     busy_times,
+    throughputs,
 )
 
 SLOW = DeviceProfile("slow", "s", 0, {"float32": 1e9}, 1e9, 0.0)
@@ -90,3 +91,23 @@ def test_a_device_is_measured_once_per_hardware(tmp_path: Path) -> None:
     assert calls == ["a"]
     cached_profile("cpu", "a", tmp_path, refresh=True, measure=measure)
     assert calls == ["a", "a"]
+
+
+def test_profiles_become_the_table_that_policies_read() -> None:
+    sized = TaskProfile("mm", 8, 100, 200, 300, COMPUTE.operators, {"slow": 5.0})
+    table = throughputs([sized, MEMORY], [SLOW, FAST], Predictor([SLOW, FAST]))
+    assert table.kinds == ("slow", "fast")
+    assert table.alone[0].tolist() == pytest.approx([5.0, 20.0])
+    assert table.memory_bytes[0].tolist() == [600.0, 600.0]
+    # One wants the compute and the other the bandwidth: together they lose next to nothing.
+    assert table.gain(0, (0, 1)) > 1.9
+    assert table.gain(0, (0, 0)) == pytest.approx(1.0)
+
+
+def test_a_real_device_is_measured() -> None:
+    profile = measure_device("cpu", "here", dtypes=[torch.float32], memory_bytes=2**30)
+    assert profile.memory_bytes == 2**30
+    assert profile.flops_per_s["float32"] > 1e6
+    assert profile.bytes_per_s > 1e6
+    assert 0 < profile.call_s < 1
+    assert profile.links["host"] > 1e6

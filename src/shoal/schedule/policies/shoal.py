@@ -26,7 +26,7 @@ from shoal.schedule.round_program import Chosen, RoundProgram
 from shoal.schedule.throughputs import Floats
 
 #: Weight of the last finish against mean completion time. 0: completion time alone.
-BALANCE = 0.1
+BALANCE = 0.3
 #: A task whose finish-time ratio is heading beyond this is pulled forward…
 RATIO_GUARD = 0.9
 #: … by this factor per unit of the ratio. With balance 0 nobody is.
