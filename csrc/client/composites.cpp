@@ -8,7 +8,10 @@
 #include <torch/library.h>
 
 #include <atomic>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <vector>
 
 #include "client/dispatch.h"
 #include "client/operator_info.h"
@@ -65,8 +68,57 @@ std::tuple<at::Tensor, at::Tensor> gruCell(const at::Tensor& input_gates,
   return {candidate + update * (hidden - candidate), at::empty({0}, hidden.options())};
 }
 
-// torch's attention asks the device for the best kernel. We ask the worker's torch, once per shape:
-// the answer depends on shapes and dtypes only.
+// torch's attention asks the device for the best kernel. We ask the worker's torch, and remember
+// its answer for all calls that are alike in what it looks at. Sequence lengths are not among that
+// (save for being zero), so that decoding, where they grow with every token, asks once.
+class AttentionChoices {
+ public:
+  static constexpr int64_t kFlash = 1;  // sdp::SDPBackend::flash_attention
+
+  int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                 const std::optional<at::Tensor>& bias, double dropout, bool causal,
+                 std::optional<double> scale, bool grouped) {
+    const Features features = describe(query, key, value, bias, dropout, causal, grouped);
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = known_.find(features);
+      if (found != known_.end()) return found->second;
+    }
+    const int64_t choice =
+        at::_fused_sdp_choice(query, key, value, bias, dropout, causal, scale, grouped);
+    const std::lock_guard lock(mutex_);
+    if (known_.size() > 4096) known_.clear();
+    known_.emplace(features, choice);
+    return choice;
+  }
+
+ private:
+  using Features = std::vector<int64_t>;
+
+  static Features describe(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                           const std::optional<at::Tensor>& bias, double dropout, bool causal,
+                           bool grouped) {
+    Features features{static_cast<int64_t>(streamOf(query).options().session), dropout > 0, causal,
+                      grouped, key.size(2) == value.size(2)};
+    for (const at::Tensor* tensor : {&query, &key, &value}) {
+      features.insert(features.end(), {static_cast<int64_t>(tensor->scalar_type()), tensor->size(0),
+                                       tensor->size(1), tensor->size(2) == 0, tensor->size(3),
+                                       tensor->stride(3), tensor->requires_grad()});
+    }
+    if (!bias.has_value() || !bias->defined()) return features;
+    features.insert(features.end(), {static_cast<int64_t>(bias->scalar_type()), bias->dim(),
+                                     bias->requires_grad()});
+    for (const int64_t n : bias->sizes()) {
+      features.insert(features.end(), {n == 1, n == query.size(0), n == query.size(1),
+                                       n == query.size(2), n == key.size(2)});
+    }
+    return features;
+  }
+
+  std::mutex mutex_;
+  std::map<Features, int64_t> known_;
+};
+
 bool flashAllowed() {
   return at::globalContext().userEnabledFlashSDP();
 }
@@ -82,11 +134,10 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
     bias = added;
   }
   const bool on_cpu = streamOf(query).options().is_cpu;
-  if (on_cpu && flashAllowed() && query.dim() == 4 && query.layout() == c10::kStrided) {
-    constexpr int64_t kFlash = 1;  // sdp::SDPBackend::flash_attention
-    const int64_t choice =
-        at::_fused_sdp_choice(query, key, value, bias, dropout, causal, scale, grouped);
-    if (choice == kFlash) {
+  if (on_cpu && flashAllowed() && query.dim() == 4 && key.dim() == 4 && value.dim() == 4) {
+    static AttentionChoices choices;
+    const int64_t choice = choices.choose(query, key, value, bias, dropout, causal, scale, grouped);
+    if (choice == AttentionChoices::kFlash) {
       return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout,
                                                                          causal, bias, scale));
     }

@@ -58,6 +58,24 @@ bool full(Arguments a, Outputs& out) {
   return true;
 }
 
+// arange(start, end, step, *, dtype, …) of whole numbers
+bool arange(Arguments a, Outputs& out) {
+  if (!a[0].isInt() || !a[1].isInt() || !a[2].isInt() || !stridedOnly(a[4])) return false;
+  const int64_t start = a[0].toInt(), end = a[1].toInt(), step = a[2].toInt();
+  if (step == 0 || (step > 0) != (end >= start)) return false;  // torch says what is wrong
+  const int64_t count = (end - start + step - (step > 0 ? 1 : -1)) / step;
+  out.push_back(contiguous({count}, dtypeOr(a[3], at::kLong)));
+  return true;
+}
+
+bool arangeFromStart(Arguments a, Outputs& out) {  // (start, end, *, dtype, …)
+  return arange({a[0], a[1], c10::IValue(1), a[2], a[3]}, out);
+}
+
+bool arangeToEnd(Arguments a, Outputs& out) {  // (end, *, dtype, …)
+  return arange({c10::IValue(0), a[0], c10::IValue(1), a[1], a[2]}, out);
+}
+
 // embedding(weight, indices, …)
 bool embedding(Arguments a, Outputs& out) {
   const at::Tensor& weight = a[0].toTensor();
@@ -131,6 +149,39 @@ bool dropout(Arguments a, Outputs& out) {
   return true;
 }
 
+// logical_not(self)
+bool logicalNot(Arguments a, Outputs& out) {
+  const at::Tensor& self = a[0].toTensor();
+  if (!self.is_contiguous()) return false;
+  out.push_back(contiguous(self.sizes(), at::kBool));
+  return true;
+}
+
+// masked_fill(self, mask, value), where the mask does not widen the result
+bool maskedFill(Arguments a, Outputs& out) {
+  const at::Tensor& self = a[0].toTensor();
+  const at::Tensor& mask = a[1].toTensor();
+  if (!self.is_contiguous() || mask.dim() > self.dim()) return false;
+  for (int64_t i = 1; i <= mask.dim(); ++i) {
+    if (mask.size(-i) != 1 && mask.size(-i) != self.size(-i)) return false;
+  }
+  out.push_back(contiguous(self.sizes(), self.scalar_type()));
+  return true;
+}
+
+// sum(self, *, dtype) over everything
+bool sumAll(Arguments a, Outputs& out) {
+  const auto own = a[0].toTensor().scalar_type();
+  out.push_back(contiguous({}, dtypeOr(a[1], c10::isIntegralType(own, true) ? at::kLong : own)));
+  return true;
+}
+
+// max(self), min(self) over everything
+bool extremeOfAll(Arguments a, Outputs& out) {
+  out.push_back(contiguous({}, a[0].toTensor().scalar_type()));
+  return true;
+}
+
 // _scaled_dot_product_flash_attention_for_cpu(query, key, value, …) -> (output, logsumexp): both
 // are made with heads and positions exchanged
 bool flashAttention(Arguments a, Outputs& out) {
@@ -154,12 +205,21 @@ const std::unordered_map<std::string, Rule>& rules() {
       {"aten::rand", sizedFactory},
       {"aten::randn", sizedFactory},
       {"aten::full", full},
+      {"aten::arange", arangeToEnd},
+      {"aten::arange.start", arangeFromStart},
+      {"aten::arange.start_step", arange},
       {"aten::embedding", embedding},
       {"aten::embedding_dense_backward", embeddingBackward},
       {"aten::clone", clone},
       {"aten::native_layer_norm", layerNorm},
       {"aten::index_select", indexSelect},
       {"aten::native_dropout", dropout},
+      {"aten::logical_not", logicalNot},
+      {"aten::masked_fill.Scalar", maskedFill},
+      {"aten::masked_fill.Tensor", maskedFill},
+      {"aten::sum", sumAll},
+      {"aten::max", extremeOfAll},
+      {"aten::min", extremeOfAll},
       {"aten::_scaled_dot_product_flash_attention_for_cpu", flashAttention},
   };
   return table;
