@@ -323,5 +323,6 @@ int main(int argc, char** argv) {
   std::filesystem::remove(directory / ".last");
   std::printf("%llu streams without a fault, %zu edges, %zu new in the corpus\n",
               static_cast<unsigned long long>(runs), g_edges, kept);
+  std::fflush(stdout);
   std::_Exit(0);  // tensors of torch's own may still live in the arena
 }

@@ -1,0 +1,53 @@
+"""Runs the device tests against a core that is built with AddressSanitizer and UBSan.
+
+`python tests/sanitized.py BUILD_DIR [pytest arguments]` makes an overlay of the package whose core is
+the one in BUILD_DIR, and starts pytest with the sanitizer's run-time preloaded.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DEFAULT = ["tests/device", "tests/fault/test_hostile.py", "-m", "not slow", "-k", "not conformance"]
+
+#: An editable install answers for `shoal` before PYTHONPATH does; the overlay must win.
+SITE = """
+import sys
+sys.meta_path[:] = [f for f in sys.meta_path if type(f).__name__ != "ScikitBuildRedirectingFinder"]
+"""
+
+
+def overlay(build: Path) -> Path:
+    """A directory with our Python sources and the sanitized core."""
+    site = build / "site"
+    shutil.rmtree(site, ignore_errors=True)
+    shutil.copytree(ROOT / "src" / "shoal", site / "shoal")
+    core = next(build.glob("_core.*.so"))
+    shutil.copy(core, site / "shoal" / core.name)
+    (site / "sitecustomize.py").write_text(SITE)
+    return site
+
+
+def main() -> int:
+    build = Path(sys.argv[1]).resolve()
+    runtime = subprocess.check_output(["g++", "-print-file-name=libasan.so"], text=True).strip()
+    environment = os.environ | {
+        "LD_PRELOAD": runtime,
+        "PYTHONPATH": str(overlay(build)),
+        "OMP_NUM_THREADS": "1",
+        # Python and torch keep much until the end; leaks of ours show in the counters' tests.
+        "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1:handle_segv=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+    }
+    arguments = sys.argv[2:] or DEFAULT
+    command = [sys.executable, "-m", "pytest", "--timeout", "600", *arguments]
+    return subprocess.call(command, cwd=ROOT, env=environment)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
