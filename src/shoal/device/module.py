@@ -173,6 +173,8 @@ class device_of(device):
 
 def synchronize(device: Any = None) -> None:
     """Waits until the device has done everything so far, and raises what went wrong."""
+    if _is_in_bad_fork():
+        _lazy_init()  # raises
     if is_initialized():
         _core.synchronize(_index(device))
 

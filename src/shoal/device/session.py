@@ -190,7 +190,8 @@ def _refuse_in_fork() -> None:
 
 def _after_fork() -> None:
     """The child must neither talk on the parent's streams nor keep them open."""
-    global _forked, _lease, _embedded
+    global _forked, _lease, _embedded, _lock
+    _lock = threading.RLock()  # another thread of the parent may have held it
     _forked = _core.abandon_all() or _forked
     if _lease is not None:
         _lease._head.close()
