@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CORE_SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') CMakeLists.txt
+CPP_FILES := $(filter %.cpp %.h,$(CORE_SOURCES)) $(wildcard fuzz/*.cpp)
 
-.PHONY: setup build demo test test-all conformance bench lint format clean
+.PHONY: setup build demo test test-all conformance bench fuzz sanitize lint format clean
 
 setup: $(VENV)/.built
 build: $(VENV)/.built
@@ -39,16 +40,30 @@ conformance: setup
 bench: setup
 	$(BIN)/python -m bench.device $(ARGS)
 
+# Ten minutes of mutated streams against the executor's front, with AddressSanitizer and UBSan.
+fuzz: setup
+	$(BIN)/cmake -S . -B build/fuzz -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSHOAL_FUZZ=ON \
+	  -DPython_EXECUTABLE=$(abspath $(BIN)/python) > /dev/null
+	$(BIN)/cmake --build build/fuzz --target executor_fuzz
+	ASAN_OPTIONS=detect_leaks=0 build/fuzz/executor_fuzz build/fuzz/corpus $(or $(SECONDS),600)
+
+# The device tests against a core that is built with AddressSanitizer and UBSan.
+sanitize: setup
+	$(BIN)/cmake -S . -B build/asan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSHOAL_SANITIZE=ON \
+	  -DPython_EXECUTABLE=$(abspath $(BIN)/python) > /dev/null
+	$(BIN)/cmake --build build/asan --target _core
+	$(BIN)/python tests/sanitized.py build/asan
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $(filter %.cpp %.h,$(CORE_SOURCES))
+	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
 
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(filter %.cpp %.h,$(CORE_SOURCES))
+	$(BIN)/clang-format -i $(CPP_FILES)
 
 clean:
 	rm -rf build $(VENV)/.built

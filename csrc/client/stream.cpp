@@ -121,7 +121,7 @@ Address Stream::mint(uint64_t bytes, const Lock& held) {
   checkUsable();
   checkRoom(bytes, held);
   const uint32_t slot = takeSlots(wire::slotsFor(bytes));
-  slots_[slot] = {bytes, 0, false, true};
+  slots_[slot] = {bytes, 0, nullptr, false, true};
   memory_.allocated_bytes += bytes;
   memory_.peak_bytes = std::max(memory_.peak_bytes, memory_.allocated_bytes);
   ++memory_.allocations;
@@ -381,6 +381,7 @@ void Stream::upload(Address base, uint64_t offset, const void* from, uint64_t by
       const uint64_t sequence = post(Kind::kAdopt, {base, bytes, block}, held);
       if (slot.host_block != 0) host_releases_.push_back({slot.host_block - 1, sequence});
       slot.host_block = block + 1;
+      slot.memory = HostMemory::get().at(block);
       slot.bound = true;
       return;
     }
@@ -394,46 +395,67 @@ void Stream::upload(Address base, uint64_t offset, const void* from, uint64_t by
   if (wait_for != 0) waitCompleted(wait_for);
 }
 
+// The segment's bytes if we see them and nothing that was sent can still change them: then a read
+// needs no message at all.
+const std::byte* Stream::settledMemory(Address base, const Lock&) const {
+  const std::byte* memory = slots_[wire::slotOf(base)].memory;
+  if (memory == nullptr || !usable() || !completed(sequence_)) return nullptr;
+  return progress_->failed.load(std::memory_order_relaxed) == 0 ? memory : nullptr;
+}
+
+// Waits for everything so far and asks the worker where [base + offset, + bytes) is.
+const std::byte* Stream::locate(Address base, uint64_t offset, uint64_t bytes) {
+  const Payload place = request(Kind::kLocate, {base + offset, bytes});
+  const bool in_host = place.size() == 2 && place[0] == 1 && HostMemory::exists();
+  const uint64_t limit = in_host ? HostMemory::get().bytes() : arena_.bytes();
+  if (place.size() != 2 || place[0] > 1 || place[1] < offset || place[1] > limit ||
+      bytes > limit - place[1]) {
+    raiseLost("it named memory that does not exist");
+  }
+  const std::byte* memory = (in_host ? HostMemory::get().at(0) : arena_.data()) + place[1] - offset;
+  const Lock held = lock();
+  slots_[wire::slotOf(base)].memory = memory;
+  return memory;
+}
+
 void Stream::download(Address base, uint64_t offset, void* to, uint64_t bytes, bool non_blocking) {
   if (bytes == 0) return;
-  const Address from = base + offset;
+  const std::byte* memory;
   {
     const Lock held = lock();
     ensureBound(base, held);
+    memory = settledMemory(base, held);
   }
-  if (bytes <= wire::kInlineBytesMax) {
-    const Payload payload = request(Kind::kRead, {from, bytes});
+  const bool pinned = HostMemory::exists() && HostMemory::get().contains(to);
+  if (memory == nullptr && bytes <= wire::kInlineBytesMax) {
+    const Payload payload = request(Kind::kRead, {base + offset, bytes});
     if (payload.size() * 8 < bytes) raiseLost("it sent too few bytes");
     std::memcpy(to, payload.data(), bytes);
-    countTransfer(0, bytes, bytes);
+    return countTransfer(0, bytes, bytes);
+  }
+  if (pinned) {
+    const uint64_t sequence =
+        post(Kind::kCopyOut, {base + offset, bytes, HostMemory::get().offsetOf(to)});
+    countTransfer(0, bytes, 0);
+    HostMemory::get().usedBy(to, options_.session, sequence);
+    if (!non_blocking) synchronize();
     return;
   }
-  HostMemory* host = HostMemory::exists() ? &HostMemory::get() : nullptr;
-  const bool pinned = host != nullptr && host->contains(to);
-  if (pinned || arena_.data() == nullptr) {
-    const uint64_t block = pinned ? host->offsetOf(to) : HostMemory::get().allocate(bytes);
-    const uint64_t sequence = post(Kind::kCopyOut, {from, bytes, block});
-    countTransfer(0, bytes, pinned ? 0 : bytes);
-    if (pinned) {
-      host->usedBy(to, options_.session, sequence);
-      if (!non_blocking) synchronize();
-      return;
-    }
-    synchronize();
-    std::memcpy(to, HostMemory::get().at(block), bytes);
-    HostMemory::get().release(block);
-    return;
-  }
-  const Payload place = request(Kind::kLocate, {from, bytes});
-  const memory::SharedMemory* region = nullptr;
-  if (place.size() == 2) region = place[0] == 0 ? &arena_ : nullptr;
-  const bool in_host = place.size() == 2 && place[0] == 1 && host != nullptr;
-  const uint64_t limit = in_host ? host->bytes() : region != nullptr ? region->bytes() : 0;
-  if (place.size() != 2 || place[1] > limit || bytes > limit - place[1]) {
-    raiseLost("it named memory that does not exist");
-  }
-  const std::byte* data = in_host ? host->at(place[1]) : region->data() + place[1];
-  std::memcpy(to, data, bytes);
+  if (memory == nullptr && arena_.data() == nullptr)
+    return downloadStaged(base + offset, to, bytes);
+  if (memory == nullptr) memory = locate(base, offset, bytes);
+  std::memcpy(to, memory + offset, bytes);
+  countTransfer(0, bytes, bytes);
+}
+
+// From a device whose memory we do not see: through a block of host memory.
+void Stream::downloadStaged(Address from, void* to, uint64_t bytes) {
+  HostMemory& host = HostMemory::get();
+  const uint64_t block = host.allocate(bytes);
+  post(Kind::kCopyOut, {from, bytes, block});
+  synchronize();
+  std::memcpy(to, host.at(block), bytes);
+  host.release(block);
   countTransfer(0, bytes, bytes);
 }
 

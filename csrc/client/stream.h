@@ -130,6 +130,7 @@ class Stream {
   struct Slot {
     uint64_t bytes = 0;
     uint64_t host_block = 0;  // offset + 1 of the host block that the segment lives in; 0: none
+    const std::byte* memory = nullptr;  // where we see the segment's bytes, once that is known
     bool bound = false;
     bool live = false;
   };
@@ -141,6 +142,9 @@ class Stream {
   uint32_t takeSlots(uint64_t count);
   void reclaimHost(const Lock&);
   uint64_t stage(const void* from, uint64_t bytes);
+  const std::byte* settledMemory(wire::Address base, const Lock&) const;
+  void downloadStaged(wire::Address from, void* to, uint64_t bytes);
+  const std::byte* locate(wire::Address base, uint64_t offset, uint64_t bytes);
   void markLost(const std::string& reason);
   void countTransfer(uint64_t in, uint64_t out, uint64_t copied);
   [[noreturn]] void raiseOutOfMemory(uint64_t bytes) const;

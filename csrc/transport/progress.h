@@ -9,7 +9,9 @@
 namespace shoal::transport {
 
 struct Progress {
-  alignas(64) std::atomic<uint64_t> completed;  // sequence number of the last message that was done
+  // Sequence number of the last message that was done. Published after `failed`.
+  alignas(64) std::atomic<uint64_t> completed;
+  std::atomic<uint32_t> failed;                 // 1: a failure waits to be told with the next reply
   alignas(64) std::atomic<uint64_t> heartbeat;  // grows every kHeartbeatMs, even during a long call
 };
 

@@ -38,6 +38,8 @@ class Executor {
 
   // Runs one message. Throws only if replying fails.
   void handle(const std::vector<uint64_t>& message, uint64_t sequence);
+  // Whether something failed that the client was not told of yet.
+  bool hasFailed() const { return pending_ != nullptr; }
 
  private:
   void dispatch(wire::Kind kind, uint16_t flags, wire::Reader& reader);

@@ -123,6 +123,7 @@ void Worker::serve() {
         continue;
       }
       executor.handle(message, ++sequence);
+      progress->failed.store(executor.hasFailed() ? 1 : 0, std::memory_order_relaxed);
       progress->completed.store(sequence, std::memory_order_release);
     }
   } catch (const transport::PeerLost&) {
