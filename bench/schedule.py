@@ -154,7 +154,7 @@ def gavel(data: Path) -> None:
             for name, policy in made.items():
                 rows.append({"trace": trace} | _row(name, pool, table, tasks, policy(), cost_s))
                 _print(rows[-1])
-            for balance in (0.0, 0.03, 0.1, 0.3, 1.0):
+            for balance in (0.0, 0.1, 0.3, 1.0) if cost_s == 0 else (0.3,):
                 name = f"shoal, balance {balance:g}"
                 shoal = Shoal(balance)
                 rows.append({"trace": trace} | _row(name, pool, table, tasks, shoal, cost_s))

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.schedule.model import Pool, Task
-from shoal.schedule.policy import View
+from shoal.schedule.policy import TaskState, View
 from shoal.schedule.throughputs import Floats, Throughputs
 
 
@@ -84,46 +84,45 @@ def fair_finishes(
 class FairClock:
     """Equal sharing as it would have gone so far, known step by step and without the future.
 
-    `advance` moves it to the view's time. A task that would be done by now keeps the time that it
-    would have taken.
+    `advance` moves it to the view's time. A task that is finished for real goes on sharing here
+    until equal sharing would have finished it: otherwise a fast schedule would look unfair.
     """
 
     def __init__(self) -> None:
         self._now_s = 0.0
-        self._left: dict[int, float] = {}  # Steps a fair share would have left.
-        self._rates: dict[int, float] = {}
-        self._done_s: dict[int, float] = {}  # Time from arrival to fair finish.
+        self._sharing: dict[int, TaskState] = {}  # Unfinished under equal sharing.
+        self._left = np.zeros(0)  # Steps left of each, and its speed since the last call.
+        self._rates = np.zeros(0)
+        self._fair_s: dict[int, float] = {}  # Time from arrival to fair finish.
 
     def advance(self, view: View) -> None:
         """Give each task its equal share of the time since the last call."""
-        passed_s = view.now_s - self._now_s
-        for task, left in list(self._left.items()):
-            rate = self._rates.get(task, 0.0)
-            self._left[task] = max(0.0, left - rate * passed_s)
-        present = {state.id: state for state in view.tasks}
-        for task in [task for task in self._left if task not in present]:
-            # Finished for real: under equal sharing it might go on, but it no longer matters.
-            del self._left[task]
-            self._done_s.pop(task, None)
-        for task, state in present.items():
-            late_s = view.now_s - state.task.arrival_s
-            self._left.setdefault(task, state.task.steps)
-            if self._left[task] <= 0:
-                self._done_s.setdefault(task, max(late_s, 1e-9))
-        rows = [state.row for state in view.tasks]
-        tasks = [state.task for state in view.tasks]
+        self._left = np.maximum(0.0, self._left - self._rates * (view.now_s - self._now_s))
+        states = list(self._sharing.values())
+        for state, left in zip(states, self._left.tolist(), strict=True):
+            if left <= 0:
+                self._fair_s[state.id] = max(view.now_s - state.task.arrival_s, 1e-9)
+        going = self._left > 0
+        kept = [state for state, on in zip(states, going.tolist(), strict=True) if on]
+        known = self._sharing.keys() | self._fair_s.keys()
+        new = [state for state in view.tasks if state.id not in known]
+        self._sharing = {state.id: state for state in [*kept, *new]}
+        self._left = np.append(self._left[going], [state.task.steps for state in new])
+        present = {state.id for state in view.tasks}
+        self._fair_s = {task: s for task, s in self._fair_s.items() if task in present}
+        rows = [state.row for state in self._sharing.values()]
+        tasks = [state.task for state in self._sharing.values()]
         shares = EqualShares(view.pool, view.table, rows, tasks)
-        rates = shares.rates(np.arange(len(tasks)), len(tasks))
-        self._rates = dict(zip(present, rates.tolist(), strict=True))
+        self._rates = shares.rates(np.arange(len(tasks)), len(tasks))
         self._now_s = view.now_s
 
     def fair_times(self, view: View) -> Floats:
         """Seconds from arrival to the fair finish, if nobody else arrived."""
-        times = []
-        for state in view.tasks:
-            done_s = self._done_s.get(state.id)
-            if done_s is None:
-                age_s = view.now_s - state.task.arrival_s
-                done_s = age_s + self._left[state.id] / max(self._rates[state.id], 1e-300)
-            times.append(done_s)
+        rest_s = dict(zip(self._sharing, self._left / np.maximum(self._rates, 1e-300), strict=True))
+        times = [
+            view.now_s - state.task.arrival_s + rest_s[state.id]
+            if state.id in rest_s
+            else self._fair_s[state.id]
+            for state in view.tasks
+        ]
         return np.array(times)

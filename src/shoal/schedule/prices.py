@@ -81,21 +81,58 @@ def price(view: View, classes: Classes, groups: Groups, critical: bool) -> PoolP
     Without `critical` only capacity counts. With it no task may be split over devices that run at
     the same time, so a task too long for the horizon becomes dear whatever the load.
     """
-    speeds = np.where(classes.allowed, view.table.alone[classes.rows], 0.0)
-    item_of, item_class = _items(view, classes, speeds, critical)
+    speeds = class_speeds(view, classes)
+    item_of, item_class = _items(classes, speeds, critical)
     count = len(item_class)
-    work = sums(item_of, classes.count * classes.steps, count)
-    rows = classes.rows[item_class]
-    speed = speeds[item_class]
+    work = Work(
+        rows=classes.rows[item_class],
+        steps=sums(item_of, classes.count * classes.steps, count),
+        speeds=speeds[item_class],
+        tasks=sums(item_of, classes.count, count),
+    )
+    program = Program()
+    finished = program.equal(np.ones(count))
+    add_horizon(program, view, groups, work, finished, 1.0, critical)
+    solution = program.solve()
+    assert solution is not None, "with time enough, all work is feasible"
+    per_step = np.maximum(solution.prices[finished], 0.0) / work.steps
+    return PoolPrices(solution.objective, per_step[item_of] * classes.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Work to be done by a common end. `steps` belong to one unit of the row `finished`."""
+
+    rows: Ints
+    steps: Floats
+    speeds: Floats  # (items, kinds) steps/s alone.
+    tasks: Floats  # How many tasks can run at once.
+
+
+def add_horizon(
+    program: Program,
+    view: View,
+    groups: Groups,
+    work: Work,
+    finished: Ints,
+    weight: float,
+    critical: bool,
+) -> Ints:
+    """Add to a program: the rest of the work, and the time T in which it can be done.
+
+    Args:
+        finished: A row for each item; the part of it that is left to T is added to the row.
+        weight: Cost of a second of T.
+
+    Returns:
+        The column of T.
+    """
     kinds_count, rows_count = len(view.pool.kinds), len(view.table.rows)
     counts = np.array([float(kind.count) for kind in view.pool.kinds])
-    program = Program()
-    horizon = program.columns(np.ones(1))
+    horizon = program.columns(np.array([weight]))
     device_time = program.columns(np.zeros(len(groups.groups)))
-    item, kind = np.nonzero(speed > 0)
-    # Columns are scaled by the item's work, so that all are of the size of 1.
+    item, kind = np.nonzero(work.speeds > 0)
     done = program.columns(np.zeros(len(item)))
-    finished = program.equal(np.ones(count))
     program.add(finished[item], done, np.ones(len(item)))
     capacity = program.at_most(np.zeros(kinds_count))
     program.add(capacity[groups.kinds], device_time, groups.gangs)
@@ -103,24 +140,25 @@ def price(view: View, classes: Classes, groups: Groups, critical: bool) -> PoolP
     supply = program.equal(np.zeros(rows_count * kinds_count))
     slot = groups.member_row * kinds_count + groups.member_kind
     program.add(supply[slot], device_time[groups.member_group], groups.member_rate)
-    program.add(supply[rows[item] * kinds_count + kind], done, -work[item])
+    program.add(supply[work.rows[item] * kinds_count + kind], done, -work.steps[item])
     if critical:
-        total = sums(item_of, classes.count, count)
-        busy = program.at_most(np.zeros(count))
-        program.add(busy[item], done, work[item] / speed[item, kind])
-        program.add(busy, np.repeat(horizon, count), -total)
-        present = sums(classes.rows, classes.count, rows_count)
+        busy = program.at_most(np.zeros(len(work.steps)))
+        program.add(busy[item], done, work.steps[item] / work.speeds[item, kind])
+        program.add(busy, np.repeat(horizon, len(busy)), -work.tasks)
+        present = sums(work.rows, work.tasks, rows_count)
         slots = program.at_most(np.zeros(rows_count))
         one = np.ones(len(groups.member_row))
         program.add(slots[groups.member_row], device_time[groups.member_group], one)
         program.add(slots, np.repeat(horizon, rows_count), -present)
-    solution = program.solve()
-    assert solution is not None, "with time enough, all work is feasible"
-    per_step = np.maximum(solution.prices[finished], 0.0) / work
-    return PoolPrices(solution.objective, per_step[item_of] * classes.steps)
+    return horizon
 
 
-def _items(view: View, classes: Classes, speeds: Floats, critical: bool) -> tuple[Ints, Ints]:
+def class_speeds(view: View, classes: Classes) -> Floats:
+    """steps/s of each class alone on each kind; 0: it may not run there."""
+    return np.where(classes.allowed, view.table.alone[classes.rows], 0.0)
+
+
+def _items(classes: Classes, speeds: Floats, critical: bool) -> tuple[Ints, Ints]:
     """Classes to items of the program: item of each class, and a class of each item.
 
     Classes of one row with the same kinds are one item; the longest stay apart if `critical`.

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from shoal.schedule.classes import Classes, Ints
 from shoal.schedule.policy import View
-from shoal.schedule.prices import Groups
+from shoal.schedule.prices import Groups, Work, add_horizon, class_speeds
 from shoal.schedule.solver import Program, Solution
 from shoal.schedule.throughputs import Floats
 
@@ -26,6 +26,9 @@ NODES_MAX = 10
 #: Columns in the integer search; with more, what the relaxation decided is kept and only the rest,
 #: with the best columns for it, is searched.
 SEARCH_COLUMNS_MAX = 1000
+#: Up to this many classes, the last finish is part of the search; and columns in that search.
+END_CLASSES_MAX = 64
+END_COLUMNS_MAX = 600
 #: Classes tried for a place in a group of three or more, the most valuable ones.
 CHOICES_MAX = 3
 #: A plan that moves nobody is this much better than an equal one that does.
@@ -38,15 +41,21 @@ class Candidates:
 
     kinds: Ints
     members: Ints  # (columns, size): classes.
+    parts: Floats  # (columns, size): part of each member that is done in the round.
     values: Floats
+
+    def __getitem__(self, chosen: npt.NDArray[np.generic]) -> Candidates:
+        kinds, members = self.kinds[chosen], self.members[chosen]
+        return Candidates(kinds, members, self.parts[chosen], self.values[chosen])
 
 
 @dataclass(slots=True)
 class Chosen:
-    """What runs: (kind, classes, times). `bound` holds for every column that was considered."""
+    """What runs: (kind, classes, times). No plan has a value above `bound`."""
 
     columns: list[tuple[int, tuple[int, ...], int]] = field(default_factory=list)
     value: float = 0.0
+    early: float = 0.0  # The part of the value that is about completion times.
     bound: float = 0.0
     device_prices: Floats = field(default_factory=lambda: np.zeros(0))
 
@@ -79,15 +88,31 @@ def restart_waits(view: View, classes: Classes, kinds: Ints, members: Ints) -> F
     return np.where(moves, view.restart_cost_s, 0.0)
 
 
-class RoundProgram:
-    """Chooses the columns with the most value.
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """Value of finishing one task of each class, in seconds of waiting.
 
-    Args:
-        worth: Value of finishing one task of each class.
+    `early` counts completion times alone. `end_s` is the task's price in the time `least_s` of the
+    last finish, of which a second is worth `end_weight`.
     """
 
-    def __init__(self, view: View, classes: Classes, groups: Groups, worth: Floats) -> None:
-        self.view, self.classes, self.worth = view, classes, worth
+    early: Floats
+    end_s: Floats
+    end_weight: float
+    least_s: float
+
+    @property
+    def all(self) -> Floats:
+        total: Floats = self.early + self.end_weight * self.end_s
+        return total
+
+
+class RoundProgram:
+    """Chooses the columns with the most value."""
+
+    def __init__(self, view: View, classes: Classes, groups: Groups, worth: Worth) -> None:
+        self.view, self.classes, self.groups = view, classes, groups
+        self.ends, self.worth = worth, worth.all
         self.by_row: dict[int, Ints] = {}
         for row in set(classes.rows.tolist()):
             self.by_row[row] = np.flatnonzero(classes.rows == row)
@@ -96,17 +121,21 @@ class RoundProgram:
         self.taken: list[Candidates] = [self.singles]
         self.owners = sorted(set(classes.owners) & set(view.pool.quotas))
 
-    def _value(self, kinds: Ints, members: Ints, rates: Floats) -> Floats:
-        part = progress(self.view, self.classes, kinds, members, rates)
+    def _candidates(self, kinds: Ints, members: Ints, rates: Floats) -> Candidates:
+        parts = progress(self.view, self.classes, kinds, members, rates)
+        values = self._value(kinds, members, parts, self.worth)
+        return Candidates(kinds, members, parts, values)
+
+    def _value(self, kinds: Ints, members: Ints, parts: Floats, worth: Floats) -> Floats:
         stay = 1.0 + STAY_BONUS * (self.classes.at[members] == kinds[:, None])
-        values: Floats = (part * self.worth[members] * stay).sum(axis=1)
+        values: Floats = (parts * worth[members] * stay).sum(axis=1)
         return values
 
     def _singles(self) -> Candidates:
         number, kinds = np.nonzero(self.classes.allowed)
         members = number[:, None]
         rates = self.view.table.alone[self.classes.rows[number], kinds][:, None]
-        return Candidates(kinds, members, self._value(kinds, members, rates))
+        return self._candidates(kinds, members, rates)
 
     def _shared(self, groups: Groups) -> list[Candidates]:
         """Every way to fill every group with classes, by group size."""
@@ -124,7 +153,7 @@ class RoundProgram:
             kinds = np.concatenate([block[0] for block in blocks])
             members = np.concatenate([block[1] for block in blocks])
             speeds = np.concatenate([block[2] for block in blocks])
-            found.append(Candidates(kinds, members, self._value(kinds, members, speeds)))
+            found.append(self._candidates(kinds, members, speeds))
         return found
 
     def _fillings(self, kind: int, group: tuple[int, ...]) -> Ints:
@@ -158,7 +187,11 @@ class RoundProgram:
             if complete:
                 break
         assert relaxed is not None
-        chosen = self._whole(self._search(relaxed))
+        chosen = None
+        if self.ends.end_weight > 0 and len(self.classes) <= END_CLASSES_MAX:
+            chosen = self._search_to_the_end(relaxed)
+        if chosen is None:
+            chosen = self._whole(self._search(relaxed))
         kinds_count = len(self.view.pool.kinds)
         chosen.device_prices = np.maximum(0.0, -relaxed.prices[:kinds_count])
         chosen.bound = -relaxed.objective if complete else np.inf
@@ -179,6 +212,37 @@ class RoundProgram:
         )
         return kept if found is None else kept + np.round(found.values)
 
+    def _search_to_the_end(self, relaxed: Solution) -> Chosen | None:
+        """The search with the time of the last finish itself, instead of its price.
+
+        The price is a slope: it holds for the first bit of progress, and chasing it every round
+        ends late. Here the rest of the work is in the program, so the plan and the end fit. The
+        time is convex in the work left, so the bound by prices holds for this value too.
+        """
+        total = sum(len(block.kinds) for block in self.taken)
+        loss = np.concatenate([self._loss(block, relaxed.prices) for block in self.taken])
+        near = np.zeros(total, dtype=np.bool_)
+        near[np.argsort(loss, kind="stable")[:END_COLUMNS_MAX]] = True
+        program = self._program(integer=True, open_columns=near, early=True)
+        left = program.equal(self.classes.count)
+        column = 0
+        for block in self.taken:
+            columns = np.arange(column, column + len(block.kinds))
+            for place in range(block.members.shape[1]):
+                program.add(left[block.members[:, place]], columns, block.parts[:, place])
+            column += len(block.kinds)
+        classes = self.classes
+        work = Work(classes.rows, classes.steps, class_speeds(self.view, classes), classes.count)
+        weight = self.ends.end_weight
+        horizon = add_horizon(program, self.view, self.groups, work, left, weight, critical=True)
+        found = program.solve(nodes_max=NODES_MAX, gap=1e-5)
+        if found is None:
+            return None
+        chosen = self._whole(np.round(found.values[:total]))
+        saved_s = self.ends.least_s - float(found.values[horizon[0]])
+        chosen.value = chosen.early + weight * saved_s
+        return chosen
+
     def _loss(self, block: Candidates, prices: Floats) -> Floats:
         """How much less a column is worth than what it uses, at these prices."""
         kinds_count = len(self.view.pool.kinds)
@@ -192,8 +256,12 @@ class RoundProgram:
         integer: bool,
         kept: Floats | None = None,
         open_columns: npt.NDArray[np.bool_] | None = None,
+        early: bool = False,
     ) -> Program:
-        """The round. `kept` is done already; only `open_columns` may be used beyond it."""
+        """The round. `kept` is done already; only `open_columns` may be used beyond it.
+
+        `early` leaves the last finish out of the values.
+        """
         classes = self.classes
         program = Program()
         counts = np.array([float(kind.count) for kind in self.view.pool.kinds])
@@ -206,7 +274,7 @@ class RoundProgram:
             upper = np.full(len(block.kinds), INT_MAX)
             if open_columns is not None:
                 upper[~open_columns[program.column_count :][: len(upper)]] = 0.0
-            columns = program.columns(-block.values, upper, integer)
+            columns = program.columns(-self._values(block, early), upper, integer)
             program.add(devices[block.kinds], columns, classes.gangs[block.members[:, 0]])
             for place in range(block.members.shape[1]):
                 member = block.members[:, place]
@@ -220,6 +288,11 @@ class RoundProgram:
             program.use(kept)
         return program
 
+    def _values(self, block: Candidates, early: bool) -> Floats:
+        if not early:
+            return block.values
+        return self._value(block.kinds, block.members, block.parts, self.ends.early)
+
     def _price_out(self, prices: Floats) -> bool:
         """Add the columns that the last prices undervalue; False: there are none."""
         added = False
@@ -229,14 +302,10 @@ class RoundProgram:
             if not len(worth):
                 continue
             best = worth[np.argsort(-profit[worth], kind="stable")[:COLUMNS_STEP]]
-            self.taken.append(
-                Candidates(block.kinds[best], block.members[best], block.values[best])
-            )
+            self.taken.append(block[best])
             rest = np.ones(len(block.kinds), dtype=np.bool_)
             rest[best] = False
-            self.shared[number] = Candidates(
-                block.kinds[rest], block.members[rest], block.values[rest]
-            )
+            self.shared[number] = block[rest]
             added = True
         return added
 
@@ -246,7 +315,8 @@ class RoundProgram:
         members = [tuple(row) for block in self.taken for row in block.members.tolist()]
         values = np.concatenate([block.values for block in self.taken])
         times = self._fill(np.zeros(len(kinds)) if times is None else times, kinds, members, values)
-        chosen = Chosen(value=float(values @ times))
+        early = np.concatenate([self._values(block, early=True) for block in self.taken])
+        chosen = Chosen(value=float(values @ times), early=float(early @ times))
         for column in np.flatnonzero(times > 0):
             chosen.columns.append((int(kinds[column]), members[column], int(times[column])))
         return chosen

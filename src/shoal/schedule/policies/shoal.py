@@ -6,7 +6,8 @@ guard for tasks that fall behind their fair share. What is it worth to finish a 
 - Its own time: while it runs at full speed its finish comes a second nearer per second.
 - The others' time: its work occupies the pool for y seconds (`prices`), and every task that is
   served after it is later by y. Tasks are served in order of y, as in shortest-first.
-- The end: the pool's last finish is later by its price in the critical program.
+- The end: the pool's last finish is later by its price in the critical program. While there are
+  few tasks, the finish itself is in the round's program instead of its price.
 
 A round takes what promises most of this worth per round (`round_program`). Worth is a gradient:
 the same figures, with other words, are what `explain` shows.
@@ -21,16 +22,16 @@ import numpy as np
 from shoal.schedule.classes import Classes, classify
 from shoal.schedule.fairshare import FairClock
 from shoal.schedule.policy import Assignment, Plan, Policy, View
-from shoal.schedule.prices import Groups, find_groups, price
-from shoal.schedule.round_program import Chosen, RoundProgram
+from shoal.schedule.prices import Groups, class_speeds, find_groups, price
+from shoal.schedule.round_program import Chosen, RoundProgram, Worth
 from shoal.schedule.throughputs import Floats
 
 #: Weight of the last finish against mean completion time. 0: completion time alone.
 BALANCE = 0.3
-#: A task whose finish-time ratio is heading beyond this is pulled forward…
-RATIO_GUARD = 0.9
-#: … by this factor per unit of the ratio. With balance 0 nobody is.
-GUARD_SLOPE = 20.0
+#: A task that heads beyond this part of its fair finish time, or of its deadline, is pulled forward…
+FAIR_GUARD, DEADLINE_GUARD = 0.9, 0.75
+#: … by this factor per unit beyond, and more the longer it lasts. With balance 0 nobody is.
+FAIR_SLOPE, DEADLINE_SLOPE = 20.0, 200.0
 
 
 class Shoal(Policy):
@@ -66,15 +67,18 @@ class Shoal(Policy):
         ages_s = np.array([view.now_s - state.task.arrival_s for state in view.tasks])
         least_s = np.array([s.steps_left / view.table.best[s.row] for s in view.tasks])
         allowed_s = np.array([s.task.deadline_s or np.inf for s in view.tasks])
-        ratio = (ages_s + least_s) / np.minimum(fair_s, allowed_s)
-        slope = GUARD_SLOPE if self.balance > 0 else 0.0
-        urgency: Floats = 1.0 + slope * np.maximum(0.0, ratio - RATIO_GUARD)
+        if self.balance == 0:
+            return np.ones(len(view.tasks))
+        end_s = ages_s + least_s
+        unfair = np.maximum(0.0, end_s / fair_s - FAIR_GUARD)
+        overdue = np.maximum(0.0, end_s / allowed_s - DEADLINE_GUARD)
+        # The square outgrows whatever a steady stream of short tasks is worth.
+        late = FAIR_SLOPE * unfair + DEADLINE_SLOPE * overdue
+        urgency: Floats = 1.0 + late + late**2
         return urgency
 
-    def _worth(self, view: View, classes: Classes, groups: Groups) -> Floats:
-        """Value of finishing one task of each class, in seconds of waiting saved."""
-        speeds = np.where(classes.allowed, view.table.alone[classes.rows], 0.0)
-        least_s = classes.steps / speeds.max(axis=1)
+    def _worth(self, view: View, classes: Classes, groups: Groups) -> Worth:
+        least_s = classes.steps / class_speeds(view, classes).max(axis=1)
         # A task that needs less than a round takes its devices for all of it.
         whole = np.maximum(1.0, view.round_s / least_s)
         load_s = price(view, classes, groups, critical=False).task_s * whole
@@ -83,12 +87,12 @@ class Shoal(Policy):
         behind = np.empty(len(classes))
         # Half of a class is served after the mean of its members.
         behind[order] = weight.sum() - np.cumsum(weight) + (weight - classes.weight[order]) / 2
-        worth = classes.weight * least_s * whole + load_s * behind
-        if self.balance > 0:
-            last = price(view, classes, groups, critical=True)
-            worth += self.balance * self._served(view) * last.task_s * whole
-        result: Floats = worth * classes.urgency
-        return result
+        early = (classes.weight * least_s * whole + load_s * behind) * classes.urgency
+        if self.balance == 0:
+            return Worth(early, np.zeros(len(classes)), 0.0, 0.0)
+        last = price(view, classes, groups, critical=True)
+        end_s = last.task_s * whole * classes.urgency
+        return Worth(early, end_s, self.balance * self._served(view), last.least_s)
 
     def _served(self, view: View) -> float:
         """Tasks of the current busy time: what one second of the mean is worth in their sum."""
