@@ -12,7 +12,7 @@ from rich.table import Table
 
 from shoal.schedule.bounds import Bounds, bounds
 from shoal.schedule.metrics import Figures, figures
-from shoal.schedule.model import InputError, Pool, Trace
+from shoal.schedule.model import TOGETHER_MAX, InputError, Pool, Trace
 from shoal.schedule.plots import page
 from shoal.schedule.policies.shoal import BALANCE, Shoal
 from shoal.schedule.policy import Policy, policies
@@ -124,8 +124,8 @@ def _check_numbers(
             f"--restart-cost {restart_cost_s} must be shorter than a round of {round_s} s, "
             "or a moved task would never get on; use longer rounds"
         )
-    if not 1 <= together_max <= 8:
-        raise click.ClickException(f"--together {together_max} must be 1 to 8")
+    if not 1 <= together_max <= TOGETHER_MAX:
+        raise click.ClickException(f"--together {together_max} must be 1 to {TOGETHER_MAX}")
     if not 0 <= balance < float("inf"):
         raise click.ClickException(f"--balance {balance} must be 0 or more")
 

@@ -84,7 +84,7 @@ def _table(all_figures: list[Figures]) -> str:
     return "<table>" + "".join(rows) + "</table>"
 
 
-def _axis(height: float, end_s: float, unit: str = "h") -> str:
+def _axis(height: float, end_s: float) -> str:
     """Ticks of a time axis below the plot."""
     hours = end_s / 3600
     step = 10 ** np.floor(np.log10(max(hours, 1e-6)))
@@ -94,7 +94,7 @@ def _axis(height: float, end_s: float, unit: str = "h") -> str:
         x = MARGIN + (WIDTH - MARGIN - 10) * tick / hours
         marks.append(
             f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height}" stroke="#8884"/>'
-            f'<text x="{x:.1f}" y="{height + 16}" text-anchor="middle">{tick:g} {unit}</text>'
+            f'<text x="{x:.1f}" y="{height + 16}" text-anchor="middle">{tick:g} h</text>'
         )
     return "".join(marks)
 

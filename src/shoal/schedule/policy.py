@@ -26,9 +26,7 @@ class TaskState:
     row: int  # Its row in the throughput table.
     steps_left: float
     kind: int | None = None  # Where it ran in the last round; None: it waited.
-    beside: tuple[int, ...] = ()  # Ids that shared its devices in the last round.
     started: bool = False
-    served_s: float = 0.0  # Seconds on devices so far, summed over its gang.
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,27 +84,30 @@ class ShareProgram:
         self.member_rate: Floats = np.array([m[2] for m in members])
         self.gangs = np.array([state.task.devices for state in self.states], dtype=np.float64)
 
-    def program(self, capacity_scale: bool = False) -> tuple[Program, Ints, Ints]:
-        """A program with the columns and the rows of capacity and time; both rows' right-hand
-        sides are filled in, or left as `0 >= … - T·count` when `capacity_scale` (makespan)."""
+    def program(self, times: bool = False) -> Program:
+        """The rows that all share policies have: capacity of kinds, and time of tasks.
+
+        With `times`, columns are seconds instead of shares and one more column is the horizon that
+        they have to fit; it costs 1 per second.
+        """
         program = Program()
         columns = program.columns(np.zeros(len(self.kinds)))
-        counts = np.array([kind.count for kind in self.view.pool.kinds], dtype=np.float64)
+        counts = np.array([float(kind.count) for kind in self.view.pool.kinds])
         ones = np.ones(len(self.states))
-        capacity = program.at_most(counts * (0.0 if capacity_scale else 1.0))
-        whole = program.at_most(ones * (0.0 if capacity_scale else 1.0))
+        limit = 0.0 if times else 1.0
+        capacity, whole = program.at_most(counts * limit), program.at_most(ones * limit)
         gang_of = np.array([self.gangs[self.index[self.groups[g][0]]] for g in self.columns_of])
         program.add(capacity[np.array(self.kinds)], columns, gang_of)
         program.add(whole[self.member_task], self.member_column, np.ones(len(self.member_column)))
-        if capacity_scale:
+        if times:
             horizon = program.columns(np.ones(1))
             program.add(capacity, np.repeat(horizon, len(capacity)), -counts)
             program.add(whole, np.repeat(horizon, len(whole)), -ones)
-        return program, columns, np.concatenate([capacity, whole])
+        return program
 
     def max_min(self, needs: Floats) -> tuple[Solution, float]:
         """Shares that maximise the least speed / need over the tasks; that least value."""
-        program, _, _ = self.program()
+        program = self.program()
         least = program.columns(np.array([-1.0]))
         rows = program.rows(np.zeros(len(needs)), np.full(len(needs), INFINITY))
         program.add(rows[self.member_task], self.member_column, self.member_rate)

@@ -242,7 +242,7 @@ class Simulation:
         for state in self.active.values():
             state.started = state.started or state.id in after
             if state.id not in after:
-                state.kind, state.beside = None, ()
+                state.kind = None
         return resumed
 
     def _run_group(
@@ -256,13 +256,11 @@ class Simulation:
         }
         for state in members:
             state.kind = assignment.kind
-            state.beside = tuple(i for i in assignment.tasks if i != state.id)
         time_s, last_s = self.now_s, self.now_s
         left = list(members)
         while left and time_s < end_s:
             until_s = self._advance(assignment.kind, left, ready_s, time_s, end_s)
             for state in left:
-                state.served_s += (until_s - time_s) * state.task.devices
                 if state.steps_left <= STEPS_EPSILON:
                     self.result.finishes_s[state.id] = until_s
             left = [state for state in left if state.steps_left > STEPS_EPSILON]

@@ -23,7 +23,7 @@ class Makespan(SharePolicy):
         shares = ShareProgram(
             view, alone_speeds(view), packed=self.packed and view.together_max > 1
         )
-        program, _, _ = shares.program(capacity_scale=True)
+        program = shares.program(times=True)
         left = np.array([state.steps_left for state in view.tasks])
         rows = program.rows(left, np.full(len(left), INFINITY))
         program.add(rows[shares.member_task], shares.member_column, shares.member_rate)
