@@ -310,10 +310,12 @@ void run(const OperatorInfo& info, torch::jit::Stack* stack, uint64_t graph) {
 
 void dispatchCall(const OperatorInfo& info, torch::jit::Stack* stack) {
   if (Inference::active()) return Inference::reached(info, stack);
+  Stream::noteLine();
   run(info, stack, 0);
 }
 
 void dispatchRecorded(const OperatorInfo& info, torch::jit::Stack* stack, uint64_t graph) {
+  Stream::noteLine();
   run(info, stack, graph);
 }
 

@@ -56,6 +56,7 @@ class RecordedBackward final : public torch::autograd::Node {
       if (grad.defined()) grad = grad.contiguous();
     }
     std::vector<wire::Address> made;
+    Stream::noteLine();
     {
       const auto held = stream->lock();
       uint64_t total = 0;

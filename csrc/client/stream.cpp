@@ -28,6 +28,8 @@ constexpr uint64_t kPromptFreeBytes = uint64_t{1} << 20;
 constexpr size_t kUnsentFreesMax = 64;
 constexpr uint64_t kStagedBytesMax = uint64_t{256} << 20;  // sent, but not yet taken by the worker
 
+thread_local uint64_t t_line = 0;  // token of the line that this thread noted last
+
 }  // namespace
 
 Stream::Stream(StreamOptions options) : options_(std::move(options)) {
@@ -223,9 +225,13 @@ uint64_t Stream::commit(const Lock&) {
   ++traffic_.messages;
   traffic_.stream_bytes += pending_bytes_;
   ++sequence_;
-  const auto hook = lineHooks().current;
-  lines_[sequence_ % kLines] = pending_traced_ && hook != nullptr ? hook() : 0;
+  lines_[sequence_ % kLines] = pending_traced_ ? t_line : 0;
   return sequence_;
+}
+
+void Stream::noteLine() {
+  const auto hook = lineHooks().current;
+  if (hook != nullptr) t_line = hook();
 }
 
 uint64_t Stream::post(Kind kind, std::initializer_list<uint64_t> words, const Lock& held) {
@@ -281,6 +287,7 @@ Stream::Payload Stream::await(uint64_t sequence) {
 }
 
 Stream::Payload Stream::request(Kind kind, std::initializer_list<uint64_t> words) {
+  noteLine();
   uint64_t sequence;
   {
     const Lock held = lock();
@@ -343,6 +350,7 @@ void Stream::upload(Address base, uint64_t offset, const void* from, uint64_t by
                     bool non_blocking) {
   if (bytes == 0) return;
   checkUsable();
+  noteLine();
   if (bytes <= wire::kInlineBytesMax) {
     const Lock held = lock();
     ensureBound(base, held);

@@ -71,6 +71,10 @@ class Stream {
   // --- messages. A Lock is held from the first word to the last, so that messages stay whole.
   // ------
   using Lock = std::unique_lock<std::mutex>;
+  // Notes the user's line for the messages that this thread sends next. Never under a Lock: meeting
+  // new code takes the GIL, and who holds the GIL may be about to free a tensor, which takes the
+  // Lock.
+  static void noteLine();
   Lock lock() { return Lock(mutex_); }
   wire::Address mint(uint64_t bytes, const Lock&);
   // Raises torch.OutOfMemoryError if `bytes` more would exceed what the lease grants.
