@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.compare import close, same_bits
+from tests.support.compare import agree, close, same_bits
 
 Trained = tuple[list[float], dict[str, torch.Tensor]]
 
@@ -171,6 +171,36 @@ def test_attention_and_transformer_layers() -> None:
     x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(2))
     check_training(lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True), x)
     check_training(lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), x)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"dropout_p": 0.5},
+        {"is_causal": True},
+        {"scale": 0.3},
+        {"enable_gqa": True},
+        {"mask": 1},
+    ],
+    ids=str,
+)
+def test_attention_variants(options: dict[str, object], training: bool) -> None:
+    options = dict(options)
+    masked = options.pop("mask", None)
+    heads = 2 if "enable_gqa" in options else 4
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+        parts = [t.requires_grad_(training) for t in (q, k, v)]
+        mask = torch.ones(8, 8, dtype=torch.bool, device=q.device).tril() if masked else None
+        out = nn.functional.scaled_dot_product_attention(*parts, attn_mask=mask, **options)
+        return [out, *torch.autograd.grad(out.sum(), parts)] if training else [out]
+
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(2, 4, 8, 16, generator=generator)
+    k, v = torch.randn(2, 2, heads, 8, 16, generator=generator)
+    agree(run, q, k, v)
 
 
 def cnn() -> nn.Module:

@@ -111,7 +111,9 @@ def test_an_embedded_pool_ends_with_its_program(end: str) -> None:
     assert processes.shared_memory_files() <= shared_memory
 
 
-@pytest.mark.parametrize("end", ["exception", "ctrl-c", "kill -9"])
+@pytest.mark.parametrize(
+    "end", ["exception", pytest.param("ctrl-c", marks=pytest.mark.slow), "kill -9"]
+)
 def test_with_data_loader_workers_alive(end: str) -> None:
     shared_memory = processes.shared_memory_files()
     program, told = begin(end, loader=True)
