@@ -63,7 +63,7 @@ void CallTemplate::add(const c10::IValue& value, bool number) {
     key_.push_back(tagWord(number ? Tag::kIntFree : Tag::kInt));
     (number ? immediates_ : key_).push_back(static_cast<uint64_t>(value.toInt()));
   } else if (value.isDouble()) {
-    const bool keyed = info_->number_decides_shape;
+    const bool keyed = info_->number_decides_shape || info_->constant_answer;
     key_.push_back(tagWord(keyed ? Tag::kFloatKeyed : Tag::kFloat));
     (keyed ? key_ : immediates_).push_back(wire::asWord(value.toDouble()));
   } else if (value.isBool()) {
