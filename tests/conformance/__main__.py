@@ -33,10 +33,10 @@ def run_all(checks: list[suite.Check], console: Console) -> list[suite.Result]:
         for check in checks:
             progress.update(task, description=f"{check.subject} {check.variant}")
             results.append(suite.run(check))
-            if not results[-1].passed:
+            if results[-1].failed:
                 console.print(f"[red]FAIL[/] {check.name}: ", end="")
                 console.print(results[-1].reason, markup=False, highlight=False)
-            failed = sum(not r.passed for r in results)
+            failed = sum(r.failed for r in results)
             progress.update(task, advance=1, failed=failed)
         progress.update(task, description="done")
     return results
@@ -72,7 +72,7 @@ def main(only: str, dtype: str, json_path: Path | None, page: Path | None) -> No
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(report.markdown(results))
         print(f"written: {page}")
-    sys.exit(any(not r.passed for r in results))
+    sys.exit(any(r.failed for r in results))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def subjects(results: list[Result], kind: str) -> Rate:
     """How many operators (modules, optimizers) pass every one of their checks."""
     whole: dict[str, bool] = defaultdict(lambda: True)
     for result in results:
-        if result.check.kind == kind:
+        if result.check.kind == kind and not result.empty:
             whole[result.check.subject] &= result.passed
     return Rate(sum(whole.values()), len(whole))
 
@@ -33,7 +33,7 @@ def variants(results: list[Result], kind: str) -> dict[str, Rate]:
     """Pass rate by dtype, mode or implementation."""
     groups: dict[str, list[bool]] = defaultdict(list)
     for result in results:
-        if result.check.kind == kind:
+        if result.check.kind == kind and not result.empty:
             groups[result.check.variant].append(result.passed)
     return {name: Rate(sum(passed), len(passed)) for name, passed in groups.items()}
 
@@ -46,7 +46,7 @@ def markdown(results: list[Result], compared_with: str = "local CPU") -> str:
         "",
         "torch's own databases of operators, modules and optimizers (torch "
         f'{torch.__version__}), run on `device="shoal"` and compared with {compared_with}: '
-        f"{len(results):,} checks over {samples:,} sample inputs. Written by "
+        f"{sum(not r.empty for r in results):,} checks over {samples:,} sample inputs. Written by "
         "`python -m tests.conformance` (`make conformance`).",
         "",
         "Values are compared with `torch.testing.assert_close` at its default tolerances; both "
@@ -62,7 +62,7 @@ def markdown(results: list[Result], compared_with: str = "local CPU") -> str:
             f"{name} {rate.passed}/{rate.total}" for name, rate in by_variant.items()
         )
         lines.append(f"| {kind} | {subjects(results, kind)} | {detail} |")
-    failed = [r for r in results if not r.passed]
+    failed = [r for r in results if r.failed]
     lines += ["", "## What fails, and why", ""]
     if not failed:
         lines.append("Nothing.")
@@ -71,6 +71,15 @@ def markdown(results: list[Result], compared_with: str = "local CPU") -> str:
         for result in failed:
             reason = (result.reason or "").replace("|", "\\|")
             lines.append(f"| {result.check.subject}, {result.check.variant} | {reason} |")
+    empty = [f"{r.check.subject} ({r.check.variant})" for r in results if r.empty]
+    if empty:
+        lines += ["", "## What could not be compared", ""]
+        lines += [
+            f"Local torch accepts no sample of these {len(empty)} checks, or has no derivative "
+            "there; they are in no figure above.",
+            "",
+            ", ".join(empty) + ".",
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -82,5 +91,6 @@ def as_json(results: list[Result]) -> dict[str, object]:
             for kind in KINDS
             if (rate := subjects(results, kind)).total
         },
-        "failures": {r.check.name: r.reason for r in results if not r.passed},
+        "failures": {r.check.name: r.reason for r in results if r.failed},
+        "not_compared": [r.check.name for r in results if r.empty],
     }

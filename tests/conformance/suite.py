@@ -36,11 +36,20 @@ class Check:
 class Result:
     check: Check
     samples: int
-    reason: str | None  # None: passed
+    reason: str | None  # why it failed
 
     @property
     def passed(self) -> bool:
-        return self.reason is None
+        return self.reason is None and self.samples > 0
+
+    @property
+    def failed(self) -> bool:
+        return self.reason is not None
+
+    @property
+    def empty(self) -> bool:
+        """Local torch accepts none of the samples: nothing was compared, so nothing was shown."""
+        return self.reason is None and self.samples == 0
 
 
 def all_checks() -> Iterator[Check]:

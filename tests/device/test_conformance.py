@@ -15,11 +15,21 @@ SAMPLE = [c for c in suite.sample(CHECKS, ONE_IN) if c.subject not in suite.REFU
 @pytest.mark.parametrize("check", SAMPLE, ids=lambda c: c.name.replace(" ", "-"))
 def test_sample(check: suite.Check) -> None:
     result = suite.run(check)
-    assert result.passed, result.reason
+    assert not result.failed, result.reason
 
 
 def test_the_sample_holds_every_kind() -> None:
     assert {c.kind for c in SAMPLE} == set(suite.KINDS)
+    assert "gradient" in {c.variant for c in SAMPLE}
+
+
+def test_gradients_are_really_compared() -> None:
+    """A check that compares nothing passes always: it must be seen to compare, and to fail."""
+    gradients = {c.subject: c for c in CHECKS if c.variant == "gradient"}
+    for subject in ("mul", "linalg.svd", "nn.functional.conv2d", "logsumexp"):
+        result = suite.run(gradients[subject])
+        assert result.passed, result.reason
+        assert result.samples > 1
 
 
 @pytest.mark.parametrize("subject", sorted(suite.REFUSED))
