@@ -127,7 +127,7 @@ def test_a_tensor_of_several_address_slots() -> None:
     source[[0, 1024 * MiB - 1, 1024 * MiB, -1]] = torch.tensor([1, 2, 3, 4], dtype=torch.uint8)
     remote = source.to("shoal")
     assert remote[1024 * MiB - 1 : 1024 * MiB + 1].tolist() == [2, 3]
-    assert remote.sum(dtype=torch.int64).item() == 10
+    assert remote.count_nonzero().item() == 4  # a sum would need eight times the memory
     assert torch.equal(remote.cpu(), source)
 
 
