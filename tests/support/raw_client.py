@@ -103,12 +103,14 @@ class Region:
 
     def __init__(self, fd: int) -> None:
         self.map = mmap.mmap(fd, CONTROL_BYTES + RING_BYTES)
+        # Whole words in one store: struct would write byte by byte, and the worker read half a number.
+        self.words = memoryview(self.map).cast("Q")
 
     def get(self, at: int) -> int:
-        return int(WORD.unpack_from(self.map, at)[0])
+        return int(self.words[at // 8])
 
     def put(self, at: int, value: int) -> None:
-        WORD.pack_into(self.map, at, value & MASK)
+        self.words[at // 8] = value & MASK
 
 
 class RawClient:
