@@ -5,6 +5,7 @@
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
+#include <c10/core/GradMode.h>
 #include <torch/library.h>
 
 #include <atomic>
@@ -134,7 +135,12 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
     bias = added;
   }
   const bool on_cpu = streamOf(query).options().is_cpu;
-  if (on_cpu && flashAllowed() && query.dim() == 4 && key.dim() == 4 && value.dim() == 4) {
+  // The worker runs below autograd and cannot see that a mask wants a gradient, which flash has
+  // not.
+  const bool mask_gradient =
+      bias.has_value() && bias->defined() && bias->requires_grad() && c10::GradMode::is_enabled();
+  if (on_cpu && flashAllowed() && !mask_gradient && query.dim() == 4 && key.dim() == 4 &&
+      value.dim() == 4) {
     static AttentionChoices choices;
     const int64_t choice = choices.choose(query, key, value, bias, dropout, causal, scale, grouped);
     if (choice == AttentionChoices::kFlash) {
