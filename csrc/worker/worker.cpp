@@ -29,8 +29,8 @@ constexpr int64_t kSpinUs = 1000;
 
 class RingReplies final : public ReplySink {
  public:
-  RingReplies(std::byte* region, transport::Liveness liveness)
-      : ring_(region, wire::kReplyRingBytes, std::move(liveness)) {}
+  RingReplies(std::byte* region, transport::Progress* progress, transport::Liveness liveness)
+      : progress_(progress), ring_(region, wire::kReplyRingBytes, std::move(liveness)) {}
 
   void send(wire::Kind kind, wire::ErrorKind error, uint64_t sequence,
             const std::vector<uint64_t>& payload) override {
@@ -42,10 +42,14 @@ class RingReplies final : public ReplySink {
     words[0] = wire::headerWord(kind, static_cast<uint32_t>(bytes), static_cast<uint16_t>(error));
     words[1] = sequence;
     std::memcpy(words + 2, payload.data(), payload.size() * 8);
+    // Who has the reply must find its request done. A reply tells of any failure, so none is left.
+    progress_->failed.store(0, std::memory_order_relaxed);
+    progress_->completed.store(sequence, std::memory_order_release);
     ring_.commit(bytes);
   }
 
  private:
+  transport::Progress* progress_;
   transport::RingProducer ring_;
 };
 
@@ -108,7 +112,7 @@ void Worker::serve() {
   const auto liveness = [socket = options.socket] {
     if (closed(socket)) throw transport::PeerLost("the client closed the session");
   };
-  RingReplies replies(state_->replies.data(), liveness);
+  RingReplies replies(state_->replies.data(), progress, liveness);
   ExecutorOptions executor_options{options.session, c10::Device(options.device),
                                    options.memory_bytes, options.speed};
   Executor executor(executor_options, state_->host, state_->arena.get(), replies);
