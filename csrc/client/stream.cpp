@@ -12,6 +12,7 @@
 #include "client/devices.h"
 #include "client/errors.h"
 #include "client/host_memory.h"
+#include "memory/copy_bytes.h"
 #include "wire/limits.h"
 #include "wire/reader.h"
 
@@ -342,7 +343,7 @@ uint64_t Stream::stage(const void* from, uint64_t bytes) {
   }
   HostMemory& host = HostMemory::get();
   const uint64_t offset = host.allocate(bytes);
-  std::memcpy(host.at(offset), from, bytes);
+  memory::copyBytes(host.at(offset), from, bytes);
   return offset;
 }
 
@@ -452,7 +453,7 @@ void Stream::download(Address base, uint64_t offset, void* to, uint64_t bytes, b
   if (memory == nullptr && arena_.data() == nullptr)
     return downloadStaged(base + offset, to, bytes);
   if (memory == nullptr) memory = locate(base, offset, bytes);
-  std::memcpy(to, memory + offset, bytes);
+  shoal::memory::copyBytes(to, memory + offset, bytes);
   countTransfer(0, bytes, bytes);
 }
 
@@ -462,7 +463,7 @@ void Stream::downloadStaged(Address from, void* to, uint64_t bytes) {
   const uint64_t block = host.allocate(bytes);
   post(Kind::kCopyOut, {from, bytes, block});
   synchronize();
-  std::memcpy(to, host.at(block), bytes);
+  memory::copyBytes(to, host.at(block), bytes);
   host.release(block);
   countTransfer(0, bytes, bytes);
 }
