@@ -33,9 +33,15 @@ def overlay(build: Path) -> Path:
     return site
 
 
+def library(name: str) -> str:
+    """Where the compiler's own library is."""
+    return subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip()
+
+
 def main() -> int:
     build = Path(sys.argv[1]).resolve()
-    runtime = subprocess.check_output(["g++", "-print-file-name=libasan.so"], text=True).strip()
+    # The C++ library too: Python loads it late, and the sanitizer wants to find its `throw` at once.
+    runtime = " ".join(library(name) for name in ("libasan.so", "libstdc++.so"))
     environment = os.environ | {
         "LD_PRELOAD": runtime,
         "PYTHONPATH": str(overlay(build)),

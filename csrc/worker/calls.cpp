@@ -46,7 +46,7 @@ bool sameLayout(const Shape& shape, const at::Tensor& tensor) {
 // Whether nothing but this tensor holds its storage, from the start: then the storage can become a
 // segment as it is.
 // The storage must really hold what the tensor spans: torch's "zero tensors" have no memory at all.
-bool ownsStorage(const at::Tensor& tensor, int64_t holders) {
+bool ownsStorage(const at::Tensor& tensor, size_t holders) {
   return tensor.has_storage() && tensor.storage().use_count() == holders &&
          tensor.storage_offset() == 0 && !tensor.is_conj() && !tensor.is_neg() &&
          (tensor.numel() == 0 || tensor.storage().data() != nullptr);

@@ -8,8 +8,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <memory>
 #include <thread>
 
@@ -41,7 +41,7 @@ class RingReplies final : public ReplySink {
     uint64_t* words = ring_.reserve(bytes);
     words[0] = wire::headerWord(kind, static_cast<uint32_t>(bytes), static_cast<uint16_t>(error));
     words[1] = sequence;
-    std::memcpy(words + 2, payload.data(), payload.size() * 8);
+    std::copy(payload.begin(), payload.end(), words + 2);
     // Who has the reply must find its request done. A reply tells of any failure, so none is left.
     progress_->failed.store(0, std::memory_order_relaxed);
     progress_->completed.store(sequence, std::memory_order_release);
