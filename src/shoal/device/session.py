@@ -6,8 +6,10 @@ import atexit
 import os
 import socket
 import threading
+from dataclasses import dataclass
 from types import TracebackType
 
+import msgspec
 import torch
 
 from shoal import _core
@@ -40,8 +42,8 @@ class Lease:
 
     @property
     def devices(self) -> list[torch.device]:
-        """The member devices. `torch.device("shoal")` is the first of them."""
-        return [torch.device("shoal", i) for i in range(len(self.granted))]
+        """The member devices, for those who place by hand: `torch.device("shoal")` is all of them."""
+        return [torch.device("shoal", i + 1) for i in range(len(self.granted))]
 
     @property
     def active(self) -> bool:
@@ -54,7 +56,7 @@ class Lease:
             if _lease is not self:
                 return
             _lease = None
-            _core.detach_all()
+            _core.detach()
             self._head.close()
 
     def __enter__(self) -> Lease:
@@ -102,29 +104,68 @@ def connect(
         if not isinstance(granted, messages.Lease):
             raise LeaseError(f"the pool answered {type(granted).__name__}")
         try:
-            pids = [_open_session(i, device) for i, device in enumerate(granted.devices)]
+            pids = _open(granted)
         except BaseException:
-            _core.detach_all()
             head.close()
             raise
         _lease = Lease(url, granted, head, pids)
         return _lease
 
 
-def _open_session(index: int, device: messages.GrantedDevice) -> int:
-    """Connects to one device server and hands the rings to the core. Returns the worker's pid."""
+@dataclass
+class _Opened:
+    """A worker that has said Welcome."""
+
+    device: messages.GrantedDevice
+    connection: socket.socket
+    welcome: messages.Welcome
+    fds: list[int]  # requests, replies, progress, places and, where it can be mapped, arena
+
+
+def _open(granted: messages.Lease) -> list[int]:
+    """Connects to the device servers and hands the sessions to the core. Returns the workers."""
+    opened: list[_Opened] = []
+    try:
+        for device in granted.devices:
+            opened.append(_open_device(device, len(granted.devices)))
+        if len(opened) > 1:
+            _introduce(opened)
+    except BaseException:
+        for one in opened:
+            one.connection.close()
+            for fd in one.fds:
+                os.close(fd)
+        raise
+    members = []
+    for one in opened:
+        one.connection.settimeout(None)
+        members.append(
+            _core.Member(
+                socket=one.connection.detach(),
+                fds=one.fds,
+                arena_bytes=one.welcome.arena_bytes,
+                memory_bytes=one.device.info.memory_bytes,
+                spill_bytes=one.welcome.spill_bytes,
+                name=one.device.info.name,
+                is_cpu=one.device.info.device == "cpu",
+            )
+        )
+    _core.attach(granted.devices[0].session, members)
+    return [one.welcome.worker_pid for one in opened]
+
+
+def _open_device(device: messages.GrantedDevice, devices: int) -> _Opened:
     host_fd, host_bytes = _core.host_region()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(HELLO_TIMEOUT_S)
-    fds: list[int] = []
     try:
         connection.connect(device.address)
-        hello = messages.Hello(messages.our_versions(), device.token, host_bytes)
+        hello = messages.Hello(messages.our_versions(), device.token, host_bytes, devices)
         messages.send(connection, hello, [host_fd])
-        welcome, fds = messages.receive(connection, fds_max=4)
+        welcome, fds = messages.receive(connection, fds_max=5)
         if isinstance(welcome, messages.Refusal):
             raise LeaseError(welcome.reason)
-        if not isinstance(welcome, messages.Welcome):
+        if not isinstance(welcome, messages.Welcome) or len(fds) < 4:
             raise LeaseError(f"device {device.info.name} answered {type(welcome).__name__}")
     except (OSError, ProtocolError) as error:
         connection.close()
@@ -132,18 +173,20 @@ def _open_session(index: int, device: messages.GrantedDevice) -> int:
     except LeaseError:
         connection.close()
         raise
-    connection.settimeout(None)
-    _core.attach(
-        socket=connection.detach(),
-        fds=fds,
-        arena_bytes=welcome.arena_bytes,
-        memory_bytes=device.info.memory_bytes,
-        session=device.session,
-        index=index,
-        name=device.info.name,
-        is_cpu=device.info.device == "cpu",
+    return _Opened(device, connection, welcome, fds)
+
+
+def _introduce(opened: list[_Opened]) -> None:
+    """Tells each worker of the others, so that they copy from one another."""
+    peers = messages.Peers(
+        [messages.Peer(one.device.info.name, one.welcome.arena_bytes) for one in opened]
     )
-    return welcome.worker_pid
+    fds = [fd for one in opened for fd in one.fds[2:]]
+    for one in opened:
+        try:
+            messages.send(one.connection, peers, fds)
+        except OSError as error:
+            raise LeaseError(f"device {one.device.info.name} was lost: {error}") from None
 
 
 def prepare() -> None:
@@ -175,6 +218,19 @@ def device_info() -> list[messages.DeviceInfo]:
     return [d.info for d in lease.granted] if lease is not None else []
 
 
+def whole(devices: list[messages.DeviceInfo]) -> messages.DeviceInfo:
+    """The lease as one device."""
+    first = devices[0]
+    return msgspec.structs.replace(
+        first,
+        name="+".join(d.name for d in devices),
+        memory_bytes=sum(d.memory_bytes for d in devices),
+        free_bytes=sum(d.free_bytes for d in devices),
+        speed=sum(d.speed for d in devices),
+        threads=sum(d.threads for d in devices),
+    )
+
+
 def in_bad_fork() -> bool:
     """Whether this process was forked from one that uses the device: it cannot use it as well."""
     return _forked
@@ -192,7 +248,7 @@ def _after_fork() -> None:
     """The child must neither talk on the parent's streams nor keep them open."""
     global _forked, _lease, _embedded, _lock
     _lock = threading.RLock()  # another thread of the parent may have held it
-    _forked = _core.abandon_all() or _forked
+    _forked = _core.abandon() or _forked
     if _lease is not None:
         _lease._head.close()
     _lease = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 
 SESSIONS_MAX = 2047  # session numbers are eleven bits of an address, and 0 is none
@@ -44,7 +43,8 @@ class Granted:
 
 @dataclass(slots=True)
 class LeaseTable:
-    """Invariant: a session number is held at most once, and no device grants more than it has, save
+    """Invariant: a session number belongs to at most one lease (all its devices share one address
+    space), and no device grants more than it has, save
     for leases that asked for no amount: those share the device's memory first come, first served.
     """
 
@@ -78,10 +78,10 @@ class LeaseTable:
             raise LeaseRefused(self._too_little(count, memory_bytes, len(fitting)))
         chosen = sorted(fitting, key=lambda d: (len(d.granted), -d.free_bytes, d.number))[:count]
         chosen.sort(key=lambda d: d.number)
-        sessions = self._sessions(count, avoid)
+        session = self._session(avoid)
         self.epoch += 1
         shares = []
-        for device, session in zip(chosen, sessions, strict=True):
+        for device in chosen:
             share_bytes = memory_bytes if memory_bytes is not None else device.free_bytes
             device.granted[session] = share_bytes
             shares.append(Share(device.number, session, share_bytes))
@@ -98,14 +98,14 @@ class LeaseTable:
                     self.devices[share.device].granted.pop(share.session, None)
         return granted
 
-    def _sessions(self, count: int, avoid: set[int]) -> list[int]:
-        """The next free numbers, in a circle: one that was just given back is used last."""
+    def _session(self, avoid: set[int]) -> int:
+        """The next free number, in a circle: one that was just given back is used last."""
         taken = avoid | {s.session for g in self.leases.values() for s in g.shares}
         circle = ((self.next_session - 1 + i) % SESSIONS_MAX + 1 for i in range(SESSIONS_MAX))
-        found = list(itertools.islice((n for n in circle if n not in taken), count))
-        if len(found) < count:
+        found = next((n for n in circle if n not in taken), None)
+        if found is None:
             raise LeaseRefused(f"all {SESSIONS_MAX} session numbers of the pool are in use")
-        self.next_session = found[-1] % SESSIONS_MAX + 1
+        self.next_session = found % SESSIONS_MAX + 1
         return found
 
     def _too_little(self, count: int, memory_bytes: int | None, fitting: int) -> str:

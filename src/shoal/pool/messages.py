@@ -116,6 +116,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     versions: Versions
     token: str
     host_bytes: int
+    devices: int = 1  # of the lease; where there are several, `Peers` follows the answer
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
@@ -123,10 +124,36 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
 
     arena_bytes: int
     worker_pid: int
+    spill_bytes: int = 0  # what the session may hold beyond the device's memory
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """A device of the lease, as its other devices see it."""
+
+    name: str
+    arena_bytes: int
+
+
+class Peers(msgspec.Struct, frozen=True, tag=True):
+    """Client → worker: all devices of the lease in its order, with three descriptors each (progress,
+    places and arena), or two where a device has no arena to map. Then the op stream begins.
+    """
+
+    devices: list[Peer]
 
 
 Message = (
-    Describe | PoolInfo | AskLease | Lease | Refusal | Ready | Grant | Revoke | Hello | Welcome
+    Describe
+    | PoolInfo
+    | AskLease
+    | Lease
+    | Refusal
+    | Ready
+    | Grant
+    | Revoke
+    | Hello
+    | Welcome
+    | Peers
 )
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 

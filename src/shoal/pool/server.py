@@ -16,14 +16,19 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from shoal.errors import ProtocolError
 from shoal.pool import messages, process
-from shoal.pool.spec import DeviceSpec, default_threads, host_memory_bytes
+from shoal.pool.spec import DeviceSpec, default_threads, host_memory_bytes, spill
+
+if TYPE_CHECKING:
+    from shoal import _core
 
 HELLO_TIMEOUT_S = 2.0  # a client on this machine has its greeting ready
+DEVICES_MAX = 32  # of one lease
 GREETINGS_MAX = 64  # connections that have not yet said who they are
 
 
@@ -45,6 +50,7 @@ class DeviceServer:
         self.inbox = messages.Inbox()
         self.memory_bytes = spec.memory_bytes or device_memory_bytes(spec.device)
         self.threads = spec.threads or default_threads()
+        self.spill = spill(spec, self.memory_bytes)
         self.grants: dict[str, messages.Grant] = {}  # by token; used once
         self.workers: dict[int, int] = {}  # session -> pid
         self.selector = selectors.DefaultSelector()
@@ -153,6 +159,9 @@ class DeviceServer:
             connection.settimeout(None)
             from shoal import _core
 
+            share = min(1.0, grant.memory_bytes / self.memory_bytes)
+            host_spill = int(self.spill.host_bytes * share)
+            disk_spill = int(self.spill.disk_bytes * share)
             worker = _core.Worker(
                 socket=os.dup(connection.fileno()),
                 client_pidfd=process.watch(peer_credentials(connection)[0]),
@@ -162,11 +171,20 @@ class DeviceServer:
                 memory_bytes=grant.memory_bytes,
                 host_fd=os.dup(host_fd),
                 host_bytes=hello.host_bytes,
+                spill_host_bytes=host_spill,
+                spill_disk_bytes=disk_spill,
+                spill_directory=self.spill.directory,
+                least_recent=self.spec.paging == "lru",
                 speed=self.spec.speed,
                 threads=self.threads,
             )
-            welcome = messages.Welcome(worker.arena_bytes(), os.getpid())
+            # An accelerator's memory is torch's to manage: it does not page yet.
+            spill_bytes = host_spill + disk_spill if self.spec.device == "cpu" else 0
+            welcome = messages.Welcome(worker.arena_bytes(), os.getpid(), spill_bytes)
             messages.send(connection, welcome, worker.fds())
+            if hello.devices > 1:
+                connection.settimeout(HELLO_TIMEOUT_S)
+                add_peers(worker, connection, hello.devices)
             connection.close()
             worker.serve()
         except BaseException as error:
@@ -182,6 +200,19 @@ class DeviceServer:
                 if pid == 0:
                     return
                 self.workers = {s: p for s, p in self.workers.items() if p != pid}
+
+
+def add_peers(worker: _core.Worker, connection: socket.socket, devices: int) -> None:
+    """Hears from the client which other devices its lease has, and lets the worker read them."""
+    message, fds = messages.receive(connection, fds_max=3 * min(devices, DEVICES_MAX))
+    if not isinstance(message, messages.Peers) or len(message.devices) != devices:
+        raise ProtocolError(f"a lease of {devices} devices says so with Peers")
+    for peer in message.devices:
+        count = 3 if peer.arena_bytes else 2
+        if len(fds) < count:
+            raise ProtocolError("too few descriptors came with Peers")
+        worker.add_peer(fds=fds[:count], arena_bytes=peer.arena_bytes, name=peer.name)
+        fds = fds[count:]
 
 
 def peer_credentials(connection: socket.socket) -> tuple[int, int]:

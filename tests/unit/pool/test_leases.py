@@ -71,7 +71,9 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @invariant()
     def sessions_are_held_once(self) -> None:
-        sessions = [s.session for g in self.held.values() for s in g.shares]
+        for lease in self.held.values():
+            assert len({s.session for s in lease.shares}) == 1, "a lease is one address space"
+        sessions = [g.shares[0].session for g in self.held.values()]
         assert len(sessions) == len(set(sessions))
         assert all(1 <= s <= SESSIONS_MAX for s in sessions)
 
