@@ -1,0 +1,1 @@
+"""Worker groups: one Python program trains one model over many devices."""
