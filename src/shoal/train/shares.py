@@ -122,17 +122,20 @@ class Divider:
     >>> divider = Divider(2)
     >>> divider.shares(16)
     (8, 8)
-    >>> divider.observe((8, 8), (0.1, 0.3))
+    >>> for _ in range(2):  # the first step with new shapes does not count
+    ...     divider.observe((8, 8), (0.1, 0.3))
     >>> divider.shares(16)
     (12, 4)
     """
 
     groups: int
     limits: tuple[int | None, ...] | None = None
-    gain_min: float = 0.02  # a new division must promise at least this
+    gain_min: float = 0.04  # a new division must promise at least this: new sizes cost a warm-up
     probe_every: int = 20  # steps after which a group without samples is tried again
+    least: int = 0  # samples that every group gets (batch normalisation needs two)
     fits: list[CostFit] = field(default_factory=list)
     _current: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _warm: set[tuple[int, int]] = field(default_factory=set)  # (group, samples) seen before
     _steps: int = 0
 
     def __post_init__(self) -> None:
@@ -146,7 +149,7 @@ class Divider:
         if not all(fit.known for fit in self.fits):
             best = divide(total, [CostFit()] * self.groups, self.limits)
         else:
-            best = divide(total, self.fits, self.limits)
+            best = self._keep_half(divide(total, self.fits, self.limits), current)
             if current is not None and self.slowest(best) > (1 - self.gain_min) * self.slowest(
                 current
             ):
@@ -161,18 +164,43 @@ class Divider:
         return max(fit.predict(n) for fit, n in zip(self.fits, counts, strict=True))
 
     def observe(self, counts: Sequence[int], seconds: Sequence[float | None]) -> None:
-        """Takes in what a division really took; None for groups that were not measured."""
-        for fit, n, s in zip(self.fits, counts, seconds, strict=True):
-            if s is not None:
+        """Takes in what a division really took; None for groups that were not measured.
+
+        A group's first step with a new number of samples does not count: it prepares calls for
+        shapes that were not seen before.
+        """
+        for group, (fit, n, s) in enumerate(zip(self.fits, counts, seconds, strict=True)):
+            if s is None:
+                continue
+            if (group, n) in self._warm:
                 fit.observe(n, s)
+            self._warm.add((group, n))
 
     def without(self, group: int) -> Divider:
         """The divider of the groups that are left when one is lost."""
         keep = [i for i in range(self.groups) if i != group]
         limits = tuple(self.limits[i] for i in keep) if self.limits is not None else None
         return Divider(
-            len(keep), limits, self.gain_min, self.probe_every, [self.fits[i] for i in keep]
+            len(keep),
+            limits,
+            self.gain_min,
+            self.probe_every,
+            self.least,
+            [self.fits[i] for i in keep],
         )
+
+    def _keep_half(
+        self, counts: tuple[int, ...], current: tuple[int, ...] | None
+    ) -> tuple[int, ...]:
+        """Lets no group lose more than half of its samples at once: one odd measurement must not
+        throw a group out, and smaller steps tell the fixed cost from the cost by sample."""
+        least = min(self.least, sum(counts) // self.groups)
+        floors = [max(least, n // 2) for n in current or counts]
+        changed = [max(n, floor) for n, floor in zip(counts, floors, strict=True)]
+        while sum(changed) > sum(counts):
+            most = max(range(self.groups), key=lambda i: changed[i] - floors[i])
+            changed[most] -= 1
+        return tuple(changed)
 
     def _probe(self, counts: tuple[int, ...]) -> tuple[int, ...]:
         changed = list(counts)
