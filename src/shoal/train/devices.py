@@ -68,6 +68,11 @@ def lease_devices(count: int) -> shoal.Pool | None:
     return pool
 
 
+def has_lease() -> bool:
+    """Whether this program holds devices; pinned memory is theirs, and asking for it would lease."""
+    return session.current() is not None
+
+
 def set_current(device: torch.device) -> None:
     """Makes `device` the one that "shoal" means in this thread; other kinds need nothing."""
     if device.type == "shoal":
