@@ -87,6 +87,7 @@ def test_training_goes_on_with_the_others(
     mortal: shoal.Lease, victim: int, which: signal.Signals
 ) -> None:
     """Also when the lost group held the user's own model. The result is as if nothing happened."""
+    expected, reference = one_device("gpt", SAMPLES, 6, optimizer=sgd)
     model = with_killer(mortal.worker_pids[victim], at=3, which=which)
     with shoal.train.worker_groups(3) as groups:
         with shoal.train.Trainer(
@@ -97,7 +98,6 @@ def test_training_goes_on_with_the_others(
     assert [e.group for e in trainer.lost] == [victim]
     assert [sum(s.shares) for s in steps] == [SAMPLES] * 6
     assert len(steps[-1].shares) == 2
-    expected, reference = one_device("gpt", SAMPLES, 6, optimizer=sgd)
     assert [s.loss for s in steps] == pytest.approx(expected, abs=1e-5)
     assert largest_difference(model, reference) < 1e-5
 

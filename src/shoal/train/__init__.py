@@ -7,6 +7,7 @@
 ...             trainer.step(batch)
 """
 
+from shoal.train.checkpoint import Checkpoints, Snapshot, latest, restore, snapshot
 from shoal.train.errors import (
     BatchError,
     CannotCut,
@@ -17,23 +18,40 @@ from shoal.train.errors import (
     NotFiniteError,
     TrainError,
 )
+from shoal.train.fit import History, fit
 from shoal.train.groups import WorkerGroup, WorkerGroups, worker_groups
+from shoal.train.loading import Feed, Loader, StreamLoader, load
 from shoal.train.stages import cut
-from shoal.train.trainer import Step, Trainer
+from shoal.train.timeline import Span, Timeline
+from shoal.train.trainer import Prepared, Step, Trainer
 
 __all__ = [
     "BatchError",
     "CannotCut",
     "CheckpointError",
+    "Checkpoints",
     "DataError",
+    "Feed",
     "GroupError",
     "GroupLostError",
+    "History",
+    "Loader",
     "NotFiniteError",
+    "Prepared",
+    "Snapshot",
+    "Span",
     "Step",
+    "StreamLoader",
+    "Timeline",
     "TrainError",
     "Trainer",
     "WorkerGroup",
     "WorkerGroups",
     "cut",
+    "fit",
+    "latest",
+    "load",
+    "restore",
+    "snapshot",
     "worker_groups",
 ]

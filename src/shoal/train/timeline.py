@@ -50,6 +50,16 @@ class Timeline:
         with self._lock:
             return sorted(self._spans, key=lambda s: s.start_s)
 
+    def since(self, start_s: float) -> list[Span]:
+        """Spans that ended after `start_s`, newest first; looks at no older ones."""
+        found = []
+        with self._lock:
+            for span in reversed(self._spans):
+                if span.stop_s < start_s:
+                    break
+                found.append(span)
+        return found
+
     @contextmanager
     def span(self, track: str, kind: str, step: int) -> Iterator[None]:
         """Records what runs in the block.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal
@@ -51,6 +52,17 @@ class Step:
     shares: tuple[int, ...]  # samples of each group
     loss: float  # mean over the samples; NaN where nan="ignore" left it unread
     skipped: bool = False  # the loss was not finite and nan="skip"
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A batch whose parts are on their way to the devices."""
+
+    batch: Any  # in host memory: kept until the step is done, for a group may be lost
+    samples: int
+    counts: tuple[int, ...] = ()
+    parts: list[list[Part]] = field(default_factory=list)
+    groups: tuple[int, ...] = ()  # the groups that it was divided for
 
 
 class Trainer:
@@ -124,6 +136,7 @@ class Trainer:
         self._divider = shares.Divider(1)
         # Steps whose times are not known yet: shares and times by group.
         self._measured: dict[int, tuple[tuple[int, ...], list[float | None]]] = {}
+        self._dividing = threading.Lock()
         self._board = Board()
         self._forget: Callable[[], None] = _nothing
 
@@ -131,17 +144,34 @@ class Trainer:
 
     def step(self, batch: Any) -> Step:
         """Trains on one batch; all groups have computed it when this returns."""
-        batch = batches.as_tensors(batch)
-        samples = batches.size(batch)
-        self.build(batch)
+        ready = batch if isinstance(batch, Prepared) else self.prepare(batch)
+        self.build(ready.batch)
         while True:
             try:
-                return self._attempt(batch, samples)
+                return self._attempt(ready)
             except GroupLostError as error:
                 self.lost.append(error)
                 if self._on_lost == "stop" or len(self._replicas) == 1:
                     raise
                 self._drop(error.group)
+
+    def prepare(self, batch: Any) -> Prepared:
+        """Divides a batch and sends its parts to the groups' devices, ahead of its step. May run in
+        a thread of its own: `shoal.train.Feed(loader, trainer.prepare)`."""
+        batch = batches.as_tensors(batch)
+        ready = Prepared(batch, batches.size(batch))
+        replicas = list(self._replicas)
+        if replicas:  # before the first step there is nothing to send to
+            self._share_out(ready, replicas)
+            for replica, parts in zip(replicas, ready.parts, strict=True):
+                device = replica.used_members[0].device
+                parts[:] = [Part(batches.to_device(p.batch, device), p.weight) for p in parts]
+        return ready
+
+    def _share_out(self, ready: Prepared, replicas: Sequence[Replica]) -> None:
+        ready.counts = self._divide(ready.samples)
+        ready.parts = self._parts(ready.batch, ready.counts, replicas)
+        ready.groups = tuple(replica.group.index for replica in replicas)
 
     def build(self, batch: Any) -> None:
         """Puts the model on the groups' devices; the first step does this. A batch is needed to see
@@ -162,8 +192,11 @@ class Trainer:
             [replica.parameters for replica in self._replicas], self.timeline, self._bucket_bytes
         )
 
-    def _attempt(self, batch: Any, samples: int) -> Step:
-        counts = self._divide(samples)
+    def _attempt(self, ready: Prepared) -> Step:
+        self._learn()
+        if ready.groups != tuple(replica.group.index for replica in self._replicas):
+            self._share_out(ready, self._replicas)
+        counts, parts = ready.counts, ready.parts
         number = self.steps
         board = self._board = Board()
         for replica in self._replicas:
@@ -171,7 +204,6 @@ class Trainer:
                 raise replica.group.error(DeviceLostError(replica.group.lost), number)
         assert self._exchange is not None
         self._exchange.begin(board, number, [i for i, n in enumerate(counts) if n > 0])
-        parts = self._parts(batch, counts)
         settings = hyperparameters(self._replicas[0].optimizer)
         futures = []
         for slot, replica in enumerate(self._replicas):
@@ -194,7 +226,7 @@ class Trainer:
         self.steps += 1
         self._measured[number] = counts, [None] * len(counts)
         self._finish(futures, number)
-        return Step(number, samples, counts, loss, skipped)
+        return Step(number, ready.samples, counts, loss, skipped)
 
     def _work(
         self,
@@ -246,12 +278,11 @@ class Trainer:
         raise error
 
     def _divide(self, samples: int) -> tuple[int, ...]:
-        self._learn()
-        if not self._balance:
-            return shares.divide(
-                samples, [shares.CostFit()] * len(self._replicas), self._divider.limits
-            )
-        return self._divider.shares(samples)
+        with self._dividing:
+            divider = self._divider
+            if not self._balance:
+                return shares.divide(samples, [shares.CostFit()] * divider.groups, divider.limits)
+            return divider.shares(samples)
 
     def _learn(self) -> None:
         """Takes in the groups' times of steps that are known by now."""
@@ -262,13 +293,16 @@ class Trainer:
             whole = all(t is not None for t, n in zip(times, counts, strict=True) if n > 0)
             if whole or number < self.steps - MEASURES_KEPT:
                 del self._measured[number]
-                self._divider.observe(counts, times)
+                with self._dividing:
+                    self._divider.observe(counts, times)
 
-    def _parts(self, batch: Any, counts: Sequence[int]) -> list[list[Part]]:
+    def _parts(
+        self, batch: Any, counts: Sequence[int], replicas: Sequence[Replica]
+    ) -> list[list[Part]]:
         """Micro-batches of each group with their weights in the whole batch."""
         pieces: list[list[Any]] = []
         for part, count, replica in zip(
-            batches.split(batch, counts), counts, self._replicas, strict=True
+            batches.split(batch, counts), counts, replicas, strict=True
         ):
             sizes = shares.chunk_sizes(count, self._builder.micro_batches_for(replica.stages))
             pieces.append(batches.split(part, sizes))
@@ -346,6 +380,14 @@ class Trainer:
         if self._on_lost == "stop" or len(self._replicas) == 1:
             raise lost from error
         self._drop(replica.group.index)
+
+    def drop(self, index: int) -> bool:
+        """Gives a group up. The model and optimizer then hold what the others hold; False if there
+        are no others."""
+        if len(self._replicas) < 2 or all(r.group.index != index for r in self._replicas):
+            return False
+        self._drop(index)
+        return True
 
     def _drop(self, index: int) -> None:
         """Goes on without a group. The user's own model moves in with a survivor if need be."""
