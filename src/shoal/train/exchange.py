@@ -8,7 +8,6 @@ gradient, while the rest is still computed.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,8 +19,8 @@ from torch import nn
 
 from shoal.train.board import Aborted, Board
 from shoal.train.buckets import Bucket, Item, make_buckets
-from shoal.train.devices import set_current
-from shoal.train.timeline import Span, Timeline
+from shoal.train.devices import record, set_current
+from shoal.train.timeline import Stopwatch, Timeline
 
 BUCKET_BYTES = 4 * 2**20
 
@@ -57,6 +56,7 @@ class _BucketState:
 
     missing: list[set[int]]  # by group: places whose gradient is not ready
     flats: dict[int, torch.Tensor] = field(default_factory=dict)  # by contributing group
+    ready: dict[int, torch.Event] = field(default_factory=dict)  # when they are computed
     parts: dict[int, torch.Tensor] = field(default_factory=dict)  # the same, at the owner
     used: set[int] = field(default_factory=set)  # places that some group has a gradient for
     returned: int = 0
@@ -80,7 +80,6 @@ class Exchange:
     ) -> None:
         self._replicas = [[p for p in params if p.requires_grad] for params in replicas]
         self._groups = len(replicas)
-        self._timeline = timeline or Timeline()
         # The backward pass makes the last layers' gradients first.
         order = list(reversed(range(len(self._replicas[0]))))
         items = [self._item(place) for place in order]
@@ -93,6 +92,8 @@ class Exchange:
         ordered = sorted(devices, key=str)
         self._gather = {d: _Lane(d, f"shoal-gather-{d}") for d in ordered}
         self._return = {d: _Lane(d, f"shoal-return-{d}") for d in ordered}
+        clock = timeline or Timeline()
+        self._stopwatches = {d: Stopwatch(f"exchange to {d}", clock) for d in ordered}
         self._hooks = [
             _when_accumulated(p, partial(self._on_grad, g, place))
             for g, params in enumerate(self._replicas)
@@ -155,6 +156,8 @@ class Exchange:
             hook.remove()
         for lane in [*self._gather.values(), *self._return.values()]:
             lane.close(wait)
+        for stopwatch in self._stopwatches.values():
+            stopwatch.close(wait)
 
     def _on_grad(self, group: int, place: int, parameter: torch.Tensor) -> None:
         if (group, parameter.device) not in self._armed:
@@ -172,9 +175,10 @@ class Exchange:
         parameters = [self._replicas[group][place] for place in bucket.items]
         with torch.no_grad():
             flat = _flatten(parameters)
+        ready = record(flat.device)
         with self._lock:
             state = self._states[index]
-            state.flats[group] = flat
+            state.flats[group], state.ready[group] = flat, ready
             state.used |= {
                 place
                 for place, p in zip(bucket.items, parameters, strict=True)
@@ -194,18 +198,19 @@ class Exchange:
         owner: torch.device,
     ) -> None:
         """At the owner: takes one group's part, and sums when it was the last."""
-        start = time.perf_counter()
         state.parts[group] = state.flats[group].to(owner, non_blocking=True)
         if len(state.parts) == len(self._contributing):
             total = _sum(
                 [state.parts[g] for g in sorted(state.parts)], state.parts.get(bucket.owner)
             )
+            summed = record(owner)
             for target in range(self._groups):
                 device = self._replicas[target][bucket.items[0]].device
-                work = partial(self._give_back, board, state, index, bucket, target, total)
+                work = partial(self._give_back, board, state, index, bucket, target, total, summed)
                 self._return[device].put(partial(self._guarded, board, target, work))
             state.parts.clear()
-        self._span(owner, start)
+        if group != bucket.owner:
+            self._time(owner, state.ready[group])
 
     def _give_back(
         self,
@@ -215,9 +220,9 @@ class Exchange:
         bucket: Bucket,
         group: int,
         total: torch.Tensor,
+        summed: torch.Event,
     ) -> None:
         """At one group: the sum becomes the parameters' gradients."""
-        start = time.perf_counter()
         parameters = [self._replicas[group][place] for place in bucket.items]
         device = parameters[0].device
         if group == bucket.owner:
@@ -232,7 +237,7 @@ class Exchange:
             if state.returned == self._groups:
                 state.flats.clear()
         if group != bucket.owner:
-            self._span(device, start)
+            self._time(device, summed)
         board.mark(("sum", index, group))
 
     def _guarded(self, board: Board, group: int, work: Callable[[], None]) -> None:
@@ -246,9 +251,9 @@ class Exchange:
         except BaseException as error:
             board.fail(group, error)
 
-    def _span(self, device: torch.device, start: float) -> None:
-        track = f"exchange {device}"
-        self._timeline.add(Span(track, "exchange", start, time.perf_counter(), self._step))
+    def _time(self, device: torch.device, start: torch.Event) -> None:
+        """From when the values were there at the other device until they are here."""
+        self._stopwatches[device].time("exchange", self._step, start, record(device))
 
 
 def _when_accumulated(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) -> Any:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 HISTORY = 16  # observations that a fit remembers
 FORGET = 0.8  # weight of an observation against the one after it
 SPREAD_MIN = 1.1  # sample counts must differ by this factor before a and b are told apart
-JUMP = 0.2  # an observation off by more than this, twice in a row, starts the fit afresh
+JUMP = 0.2  # an observation off by more than this is a stall, or the device has changed
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class CostFit:
     sample_s: float = 1.0
     known: bool = False
     _seen: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=HISTORY))
-    _off: int = 0  # observations in a row that were off, with their sign
+    _odd: tuple[int, float] | None = None  # an observation that was far off, until the next one
 
     def predict(self, samples: int) -> float:
         """Seconds for so many samples; nothing to do costs nothing."""
@@ -35,19 +35,24 @@ class CostFit:
         """Takes in that `samples` took `seconds`. What cannot be true is left out."""
         if samples < 1 or not math.isfinite(seconds) or seconds <= 0:
             return
-        if self.known:
-            self._notice_jump(seconds / self.predict(samples) - 1)
+        comparable = self.known and self._near(samples)
+        if comparable and seconds > (1 + JUMP) * self.predict(samples):
+            if self._odd is None:  # a single stall says nothing about the device
+                self._odd = samples, seconds
+                return
+            self._seen.clear()  # twice in a row: the device has become slower
+            self._seen.append(self._odd)
+        elif comparable and seconds < (1 - JUMP) * self.predict(samples):
+            self._seen.clear()  # nothing makes a device faster than it is
+        self._odd = None
         self._seen.append((samples, seconds))
         self._fit()
         self.known = True
 
-    def _notice_jump(self, error: float) -> None:
-        sign = 0 if abs(error) <= JUMP else (1 if error > 0 else -1)
-        self._off = self._off + sign if sign * self._off >= 0 and sign else sign
-        if abs(self._off) >= 2:  # the device has changed: what was before no longer counts
-            while len(self._seen) > 1:
-                self._seen.popleft()
-            self._off = 0
+    def _near(self, samples: int) -> bool:
+        """Whether such a size was seen; elsewhere the line may be off without any change."""
+        counts = [n for n, _ in self._seen]
+        return min(counts) <= SPREAD_MIN * samples and samples <= SPREAD_MIN * max(counts)
 
     def _fit(self) -> None:
         weights = [FORGET**age for age in reversed(range(len(self._seen)))]

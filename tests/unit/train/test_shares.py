@@ -36,14 +36,13 @@ def test_no_moved_sample_is_better(total: int, made: list[CostFit], data: st.Dat
             assert made[j].predict(n + 1) >= times[slowest] * (1 - 1e-9)
 
 
-@given(st.floats(0.0, 0.1), st.floats(0.001, 0.1), st.lists(st.integers(1, 100), min_size=2))
+@given(st.floats(0.0, 0.1), st.floats(0.001, 0.1), st.lists(st.integers(10, 100), max_size=9))
 def test_a_straight_line_is_found(fixed: float, sample: float, counts: list[int]) -> None:
     fit = CostFit()
-    for n in [10, 100, *counts]:
+    for n in [10, 100, *counts, 10, 100]:
         fit.observe(n, fixed + sample * n)
-    # Beyond a tenth of the mean cost the slope is clamped against noise.
-    assert fit.predict(50) == pytest.approx(fixed + sample * 50, rel=0.6)
-    assert fit.predict(counts[-1]) > 0
+    for n in (10, 50, 100):
+        assert fit.predict(n) == pytest.approx(fixed + sample * n, rel=0.25)
 
 
 def run(divider: Divider, speeds: list[float], total: int, steps: int, noise: float = 0.0) -> float:
@@ -98,10 +97,12 @@ def test_a_useless_device_gets_nothing_but_is_tried_again() -> None:
     assert given_out[4] == (15, 1)
 
 
-def test_one_odd_time_takes_at_most_half_of_a_share() -> None:
+def test_stalls_are_borne_and_a_slower_device_loses_at_most_half_at_once() -> None:
     divider = Divider(2)
     for _ in range(3):
         divider.observe(divider.shares(64), (0.1, 0.1))
+    divider.observe((32, 32), (0.1, 50.0))
+    assert divider.shares(64) == (32, 32)  # once is a stall
     divider.observe((32, 32), (0.1, 50.0))
     assert divider.shares(64) == (48, 16)
 
