@@ -32,7 +32,7 @@ class Unet(nn.Module):
         b = torch.tanh(self.down2(a))
         y = self.middle(b)
         y = torch.tanh(self.up2(torch.cat([y, b], dim=-1)))
-        y = y + a.mean()
+        y = y + a.mean(dim=-1, keepdim=True)
         return self.up1(torch.cat((y, a), dim=-1))
 
 
