@@ -164,7 +164,7 @@ def race(
 
 
 def compare(
-    model: str, speeds: Sequence[float], rounds: int, burst_s: float, urgent: bool, quick: bool
+    model: str, speeds: Sequence[float], rounds: int, burst_s: float, urgent: bool
 ) -> dict[str, list[float]]:
     """One model on two devices of these speeds."""
     _, batch = made(model)
@@ -172,8 +172,7 @@ def compare(
     roles: dict[str, Sequence[float]] = {"one process": [1.0], "DDP": speeds}
     if equal:
         roles["two independent processes"] = speeds
-        if not quick:
-            roles |= {"FSDP2": speeds, "pipelining 1F1B": speeds}
+        roles |= {"FSDP2": speeds, "pipelining 1F1B": speeds}
     specs = [f"cpu,threads=1,memory=3GiB,speed={s}" for s in speeds]
     with contextlib.ExitStack() as stack:
         contestants = []
@@ -219,7 +218,7 @@ def show(console: Console, title: str, times: dict[str, list[float]]) -> None:
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Fewer rounds and peers.")
+@click.option("--quick", is_flag=True, help="Fewer rounds.")
 @click.option("--model", type=click.Choice(list(MODELS)), multiple=True, help="Default: all.")
 @click.option("--equal/--unequal", "only", default=None, help="Only equal or unequal devices.")
 @click.option("--realtime", "urgent", is_flag=True, help="For a busy machine: go before all else.")
@@ -236,7 +235,7 @@ def main(quick: bool, model: tuple[str, ...], only: bool | None, urgent: bool) -
         for equal, speeds in ((True, [1.0, 1.0]), (False, [1.0, SLOW])):
             if only is None or only == equal:
                 kind = "equal devices" if equal else f"devices of speed 1 and {SLOW}"
-                times = compare(chosen, speeds, rounds, burst_s, urgent, quick)
+                times = compare(chosen, speeds, rounds, burst_s, urgent)
                 show(console, f"{chosen}, {kind}", times)
 
 

@@ -30,6 +30,13 @@ LAYOUTS: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
+def combinations(kind: str, other: str) -> list[Any]:
+    """All layouts of the first kind; of the second the hybrid one, and the rest when there is time."""
+    quick = [(kind, name) for name in LAYOUTS] + [(other, "hybrid 2x2")]
+    rest = [(other, name) for name in LAYOUTS if name != "hybrid 2x2"]
+    return quick + [pytest.param(*pair, marks=pytest.mark.slow) for pair in rest]
+
+
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
 
@@ -56,8 +63,7 @@ def parts(groups: int, micros: int) -> Callable[[int], Sequence[Sequence[int]]]:
     return of
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("kind", ["cnn", "bert"])
+@pytest.mark.parametrize(("kind", "name"), combinations("cnn", "bert"))
 def test_the_same_bits_as_one_device_that_adds_up_the_same_parts(kind: str, name: str) -> None:
     """Sums in the same order are the same; batch normalisation sees each part by itself."""
     layout, micros = LAYOUTS[name]
@@ -69,8 +75,7 @@ def test_the_same_bits_as_one_device_that_adds_up_the_same_parts(kind: str, name
     assert next(model.parameters()).device.type == "cpu"  # brought back
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("kind", ["gpt", "bert"])
+@pytest.mark.parametrize(("kind", "name"), combinations("gpt", "bert"))
 def test_the_same_as_one_device_with_one_large_batch(kind: str, name: str) -> None:
     layout, micros = LAYOUTS[name]
     losses, model, _ = trained(kind, layout, sgd, micro_batches=micros)
