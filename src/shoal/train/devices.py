@@ -85,8 +85,8 @@ def synchronize(device: torch.device) -> None:
 
 
 def record(device: torch.device) -> torch.Event:
-    """A point in the device's stream."""
-    event = torch.Event(device)
+    """A point in the device's stream, with the device's own time."""
+    event = torch.Event(device, enable_timing=True)
     event.record(torch.accelerator.current_stream(device))
     return event
 

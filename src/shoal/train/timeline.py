@@ -107,19 +107,22 @@ class _Pair:
 class Stopwatch:
     """Times work on one device without making the thread that issues it wait.
 
-    A thread of its own waits for the events and reads this program's clock.
+    A thread of its own waits for the events. How long something took is the device's own time; when
+    it was is this program's clock, which may be read a little late.
     """
 
     def __init__(self, track: str, timeline: Timeline) -> None:
         self.track = track
         self._timeline = timeline
         self._queue: SimpleQueue[_Pair | None] = SimpleQueue()
-        self._took: dict[int, tuple[float, float]] = {}  # step -> first start, last stop
+        self._first: tuple[int, torch.Event] | None = None  # the step's first start
+        self._took: dict[int, float] = {}  # step -> seconds from its first start to its last stop
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"shoal-time-{track}", daemon=True)
         self._thread.start()
 
     def time(self, kind: str, step: int, start: torch.Event, stop: torch.Event) -> None:
+        """Times from `start`, on this or another device, to `stop` on this one."""
         self._queue.put(_Pair(kind, step, start, stop))
 
     def take(self, step: int) -> float | None:
@@ -127,8 +130,7 @@ class Stopwatch:
         with self._lock:
             for old in [s for s in self._took if s < step - 8]:
                 del self._took[old]
-            found = self._took.pop(step, None)
-        return found[1] - found[0] if found is not None else None
+            return self._took.pop(step, None)
 
     def close(self, wait: bool = True) -> None:
         self._queue.put(None)
@@ -138,13 +140,25 @@ class Stopwatch:
     def _run(self) -> None:
         while (pair := self._queue.get()) is not None:
             try:
-                pair.start.synchronize()
-                start = time.perf_counter()
-                pair.stop.synchronize()
+                self._measure(pair)
             except RuntimeError:  # lost, or an operator failed: whoever uses the result is told
                 continue
-            stop = time.perf_counter()
-            self._timeline.add(Span(self.track, pair.kind, start, stop, pair.step))
-            with self._lock:
-                first, last = self._took.get(pair.step, (start, stop))
-                self._took[pair.step] = min(first, start), max(last, stop)
+
+    def _measure(self, pair: _Pair) -> None:
+        if pair.start.device != pair.stop.device:  # two clocks: this program's is the third
+            pair.start.synchronize()
+            start = time.perf_counter()
+            pair.stop.synchronize()
+            self._timeline.add(Span(self.track, pair.kind, start, time.perf_counter(), pair.step))
+            return
+        pair.stop.synchronize()
+        stop = time.perf_counter()
+        seconds = pair.start.elapsed_time(pair.stop) / 1e3
+        self._timeline.add(Span(self.track, pair.kind, stop - seconds, stop, pair.step))
+        if self._first is None or self._first[0] != pair.step:
+            self._first = pair.step, pair.start
+        whole = seconds
+        if self._first[1] is not pair.start:
+            whole = self._first[1].elapsed_time(pair.stop) / 1e3
+        with self._lock:
+            self._took[pair.step] = whole
