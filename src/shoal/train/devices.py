@@ -91,15 +91,6 @@ def record(device: torch.device) -> torch.Event:
     return event
 
 
-def memory_allocated(device: torch.device) -> int:
-    return int(torch.accelerator.memory_allocated(device))
-
-
-def busy_s(device: torch.device) -> float:
-    """Seconds that the device has computed so far. Waits until it has done what was issued."""
-    return float(torch.shoal.memory_stats(device)["worker.busy_ns"]) / 1e9  # type: ignore[attr-defined]
-
-
 def is_lost(device: torch.device) -> bool:
     """Whether the device answers no more. Waits for its work, at most until it is given up."""
     try:

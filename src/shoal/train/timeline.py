@@ -15,7 +15,6 @@ from queue import SimpleQueue
 import torch
 
 SPANS_MAX = 100_000
-KINDS = ("forward", "backward", "compute", "exchange", "optimizer", "loading", "checkpoint")
 
 
 @dataclass(frozen=True, slots=True)

@@ -306,14 +306,12 @@ class Trainer:
         ):
             sizes = shares.chunk_sizes(count, self._builder.micro_batches_for(replica.stages))
             pieces.append(batches.split(part, sizes))
-        measures = [[float(self._weigh(piece)) for piece in group] for group in pieces]
-        total = sum(sum(group) for group in measures)
-        if not total > 0:
-            raise TrainError(f"weigh=… says that this batch counts {total}; it must be above 0")
-        return [
-            [Part(piece, m / total) for piece, m in zip(group, measure, strict=True)]
-            for group, measure in zip(pieces, measures, strict=True)
-        ]
+        measures = [float(self._weigh(piece)) for group in pieces for piece in group]
+        try:
+            weights = iter(shares.weights(measures))
+        except ValueError:
+            raise TrainError(f"weigh=… says that this batch counts {sum(measures)}") from None
+        return [[Part(piece, next(weights)) for piece in group] for group in pieces]
 
     # --- what goes wrong ---
 
