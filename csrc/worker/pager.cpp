@@ -12,9 +12,10 @@ namespace shoal::worker {
 namespace {
 
 constexpr uint64_t kSegmentBytesMin = 16 * 1024;  // smaller ones stay: moving them frees nothing
-constexpr double kCleanFactor = 2.0;  // how much nearer a next use may be without a write
-constexpr size_t kLookMax = 256;      // coming uses that are looked at for each message
-constexpr size_t kAheadMax = 4;       // copies that wait for the copier
+constexpr double kCleanFactor = 2.0;        // how much nearer a next use may be without a write
+constexpr size_t kLookMax = 64;             // coming uses that are looked at for each message
+constexpr uint64_t kPrefetchMessages = 24;  // earlier, it would take room from sooner uses
+constexpr size_t kAheadMax = 4;             // copies that wait for the copier
 
 }  // namespace
 
@@ -119,6 +120,16 @@ bool Pager::evictable(const Segment& segment) const {
          segment.residency.incoming == nullptr && segment.residency.used_at < now_;
 }
 
+// The gap that followed the last one when it came before; in a loop, that is the next one.
+uint64_t Pager::nextGap(const Residency& residency) {
+  const auto& gaps = residency.gaps;
+  const auto like = [](uint32_t a, uint32_t b) { return a - a / 8 <= b && b <= a + a / 8 + 2; };
+  for (size_t i = 1; i < gaps.size() && gaps[i] > 0; ++i) {
+    if (like(gaps[0], gaps[i])) return gaps[i - 1];
+  }
+  return *std::max_element(gaps.begin(), gaps.end());
+}
+
 // How far ahead the next use is, in messages; larger goes first.
 double Pager::distance(const Segment& segment) const {
   const Residency& residency = segment.residency;
@@ -130,9 +141,9 @@ double Pager::distance(const Segment& segment) const {
   if (next != nullptr) {
     if (lookahead_->isDead(residency.slot, now_)) return 1e18;
     ahead = static_cast<double>(next->sequence) - now;
-  } else if (residency.gap > 0) {
+  } else if (const uint64_t gap = nextGap(residency); gap > 0) {
     const double end = lookahead_ == nullptr ? now : static_cast<double>(lookahead_->end());
-    const double learned = static_cast<double>(residency.used_at + residency.gap);
+    const double learned = static_cast<double>(residency.used_at + gap);
     ahead = std::max(learned, end) - now + 1;
   }
   return residency.swap && !residency.dirty ? ahead * kCleanFactor : ahead;
@@ -290,6 +301,7 @@ void Pager::prefetch(uint64_t sequence) {
   size_t seen = 0;
   for (const auto& [when, slot] : lookahead_->order()) {
     if (copier_->waiting() >= kAheadMax || ++seen > kLookMax) return;
+    if (when > sequence + kPrefetchMessages) return;
     const auto found = swapped_.find(slot);
     if (found == swapped_.end() || when <= sequence) continue;
     Segment& segment = *found->second;

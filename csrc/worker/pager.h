@@ -9,6 +9,8 @@
 
 #include <c10/core/Storage.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -42,7 +44,8 @@ struct PagerCounters {
 // A segment's share in paging.
 struct Residency {
   uint64_t used_at = 0;  // message that used it last
-  uint64_t gap = 0;      // messages between its last two uses; 0: not known
+  // Messages between its last uses, latest first; 0: not known. A loop repeats them.
+  std::array<uint32_t, 8> gaps{};
   std::optional<SwapBlock> swap;
   std::shared_ptr<CopyJob> incoming;  // it is on its way in: memory is there, bytes are not yet
   std::shared_ptr<CopyJob> outgoing;  // its bytes are on their way to swap space
@@ -67,8 +70,10 @@ class Pager {
   // The message that runs will use the segment: it stays.
   void expect(Residency& residency, uint64_t sequence) {
     now_ = sequence;
-    if (residency.used_at > 0 && sequence > residency.used_at) {
-      residency.gap = sequence - residency.used_at;
+    if (sequence == residency.used_at) return;
+    if (residency.used_at > 0) {
+      std::copy_backward(residency.gaps.begin(), residency.gaps.end() - 1, residency.gaps.end());
+      residency.gaps[0] = static_cast<uint32_t>(sequence - residency.used_at);
     }
     residency.used_at = sequence;
   }
@@ -86,12 +91,13 @@ class Pager {
   std::function<void(Segment&)> moved;
 
  private:
-  static constexpr uint64_t kReservePart = 16;  // of the limit, kept free for the next results
+  static constexpr uint64_t kReservePart = 32;  // of the limit, kept free for the next results
 
   struct Leaving {  // memory on its way to swap space
     c10::Storage storage;
     std::shared_ptr<CopyJob> job;
   };
+  static uint64_t nextGap(const Residency& residency);
   double distance(const Segment& segment) const;
   bool evictable(const Segment& segment) const;
   Segment* victim(double further_than) const;
