@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import socket
+import sys
 import threading
+from contextlib import suppress
 from types import TracebackType
 
 import torch
 
 from shoal import _core
 from shoal.errors import LeaseError, ProtocolError
-from shoal.pool import local, messages
-from shoal.pool.spec import parse_bytes
+from shoal.pool import client, home, local, messages
+from shoal.pool.keeper import Keeper
+from shoal.pool.spec import parse_memory
+
+_log = logging.getLogger("shoal")
 
 _lock = threading.RLock()
 _lease: Lease | None = None
@@ -30,13 +36,22 @@ class Lease:
     """
 
     def __init__(
-        self, url: str, granted: messages.Lease, head: socket.socket, worker_pids: list[int]
+        self,
+        head: client.Connection,
+        granted: messages.Lease,
+        worker_pids: list[int],
+        sockets: list[socket.socket],
     ) -> None:
-        self.url = url
+        self.url = head.url
         self.worker_pids = worker_pids  # by device; on this machine
         self.epoch = granted.epoch
         self.granted = granted.devices
-        self._head = head  # the lease ends when this connection does
+        self.end_reason: str | None = None  # why the pool took devices back, if it did
+        self._head = head
+        self._sockets = sockets
+        self._keeper: Keeper | None = None
+        if granted.secret:  # a standing pool: the lease outlives this connection, and even the head
+            self._keeper = Keeper(head, granted, self._on_lost, self._uses)
 
     @property
     def devices(self) -> list[torch.device]:
@@ -55,7 +70,50 @@ class Lease:
                 return
             _lease = None
             _core.detach_all()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """The lease ends when its connection to the head does, or when its keeper says so."""
+        if self._keeper is None:
             self._head.close()
+        else:
+            self._keeper.stop()
+        for copy in self._sockets:
+            copy.close()
+
+    def _abandon(self) -> None:
+        """In a forked child: the parent's lease goes on."""
+        if self._keeper is None:
+            os.close(self._head.socket.detach())
+        else:
+            self._keeper.abandon()
+        for copy in self._sockets:
+            copy.close()
+
+    def _on_lost(self, sessions: list[int], reason: str) -> None:
+        """Runs in the keeper's thread: whoever waits for these devices gets DeviceLostError now."""
+        self.end_reason = reason
+        for device, copy in zip(self.granted, self._sockets, strict=True):
+            if device.session in sessions:
+                _log.warning("shoal: device %s of this lease is lost: %s", device.info.name, reason)
+                with suppress(OSError):  # it may be gone already
+                    copy.shutdown(socket.SHUT_RDWR)
+
+    def _uses(self) -> list[messages.SessionUse]:
+        """What the sessions have done so far."""
+        found = []
+        for index, device in enumerate(self.granted):
+            try:
+                traffic, memory = _core.traffic(index), _core.memory_use(index)
+            except RuntimeError:
+                break  # the lease is just ending
+            found.append(
+                messages.SessionUse(
+                    device.session, memory["allocated_bytes"], traffic["messages"],
+                    traffic["bytes_in"], traffic["bytes_out"],
+                )
+            )  # fmt: skip
+        return found
 
     def __enter__(self) -> Lease:
         return self
@@ -74,51 +132,80 @@ class Lease:
 
 
 def connect(
-    url: str | None = None, *, devices: int | None = None, memory: int | str | None = None
+    url: str | None = None,
+    *,
+    devices: int | None = None,
+    memory: int | float | str | None = None,
+    kind: str | None = None,
+    duration_s: float | None = None,
 ) -> Lease:
     """Leases devices of a pool; an earlier lease of this program ends.
 
     Args:
-        url: the pool. Default: $SHOAL_POOL, else a pool that this program starts on its machine.
+        url: the pool. Default: $SHOAL_POOL, else the pool that was joined (`shoal join`), else one
+            that this program starts on its machine.
         devices: how many. Default: one.
-        memory: of each device, in bytes or like "8GiB". Default: all that is free.
+        memory: of each device: in bytes, like "8GiB", or a part of it like "50%" or 0.5. Default: all
+            that is free.
+        kind: of the devices, like "a100" or "a100|v100".
+        duration_s: how long, in seconds. Default: until it is given back.
 
     >>> lease = shoal.connect(devices=1, memory="1GiB")
     """
     global _lease, _embedded
-    memory_bytes = parse_bytes(memory) if isinstance(memory, str) else memory
+    memory_bytes, fraction = parse_memory(memory)
     with _lock:
         _refuse_in_fork()
         if _lease is not None:
             _lease.close()
         prepare()
-        url = url or os.environ.get("SHOAL_POOL") or None
+        url = url or client.default_url()
         if url is None:
             if _embedded is None or not _embedded.running:
                 _embedded = local.up()
             url = _embedded.url
-        request = messages.AskLease(devices, memory_bytes, _core.sessions_in_use())
+        request = messages.AskLease(
+            devices, memory_bytes, _core.sessions_in_use(), fraction, kind, duration_s, _program()
+        )
         head, granted = local.ask(url, request)
         if not isinstance(granted, messages.Lease):
             raise LeaseError(f"the pool answered {type(granted).__name__}")
+        sockets: list[socket.socket] = []
+        pids: list[int] = []
         try:
-            pids = [_open_session(i, device) for i, device in enumerate(granted.devices)]
+            for index, device in enumerate(granted.devices):
+                connection, pid = _open_session(index, device, head, granted)
+                pids.append(pid)
+                if granted.secret:
+                    sockets.append(connection)
+                else:
+                    connection.close()
         except BaseException:
             _core.detach_all()
             head.close()
+            for copy in sockets:
+                copy.close()
             raise
-        _lease = Lease(url, granted, head, pids)
+        _lease = Lease(head, granted, pids, sockets)
         return _lease
 
 
-def _open_session(index: int, device: messages.GrantedDevice) -> int:
-    """Connects to one device server and hands the rings to the core. Returns the worker's pid."""
+def _program() -> str:
+    """What to call this program where people look at the pool."""
+    return f"{os.path.basename(sys.argv[0] or 'python')} (pid {os.getpid()})"[:200]
+
+
+def _open_session(
+    index: int, device: messages.GrantedDevice, head: client.Connection, lease: messages.Lease
+) -> tuple[socket.socket, int]:
+    """Connects to one device server and hands the rings to the core.
+
+    Returns a second descriptor of the connection, which can shut it down, and the worker's pid.
+    """
     host_fd, host_bytes = _core.host_region()
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(HELLO_TIMEOUT_S)
+    connection = _reach(device, head, lease)
     fds: list[int] = []
     try:
-        connection.connect(device.address)
         hello = messages.Hello(messages.our_versions(), device.token, host_bytes)
         messages.send(connection, hello, [host_fd])
         welcome, fds = messages.receive(connection, fds_max=4)
@@ -133,6 +220,7 @@ def _open_session(index: int, device: messages.GrantedDevice) -> int:
         connection.close()
         raise
     connection.settimeout(None)
+    copy = connection.dup()
     _core.attach(
         socket=connection.detach(),
         fds=fds,
@@ -143,7 +231,56 @@ def _open_session(index: int, device: messages.GrantedDevice) -> int:
         name=device.info.name,
         is_cpu=device.info.device == "cpu",
     )
-    return welcome.worker_pid
+    return copy, welcome.worker_pid
+
+
+def _reach(
+    device: messages.GrantedDevice, head: client.Connection, lease: messages.Lease
+) -> socket.socket:
+    """A connection to the device server: by shared memory if it is on this machine, else by network."""
+    name = device.info.name
+    here = device.machine in ("", home.machine_id())
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(HELLO_TIMEOUT_S)
+    try:
+        if here:
+            connection.connect(device.address)
+            return connection
+        error: Exception = OSError("it is on another machine")
+    except OSError as refused:  # the same machine, but another network namespace or container
+        error = refused
+    connection.close()
+    if device.network is None:
+        raise LeaseError(f"device {name} cannot be reached: {error}")
+    _attach_over_network(device, device.network, head, lease)
+    raise LeaseError(f"device {name} answered nothing that this version understands")
+
+
+def _attach_over_network(
+    device: messages.GrantedDevice,
+    endpoint: messages.NetworkEndpoint,
+    head: client.Connection,
+    lease: messages.Lease,
+) -> None:
+    """Shows lease and certificate at the device server's door. The data plane will go on from here;
+    until then the door's answer is a refusal that says so.
+    """
+    identity = client.identity_for(head.url)
+    try:
+        with client.open_tls(
+            endpoint.host or head.host, endpoint.port, identity, endpoint.server_name,
+            HELLO_TIMEOUT_S,
+        ) as connection:  # fmt: skip
+            connection.settimeout(HELLO_TIMEOUT_S)
+            attach = messages.Attach(
+                messages.our_versions(), device.token, lease.lease, lease.epoch
+            )
+            messages.send(connection, attach)
+            answer, _ = messages.receive(connection)
+    except (OSError, ProtocolError) as error:
+        raise LeaseError(f"device {device.info.name} cannot be reached: {error}") from None
+    if isinstance(answer, messages.Refusal):
+        raise LeaseError(f"device {device.info.name}: {answer.reason}")
 
 
 def prepare() -> None:
@@ -194,7 +331,7 @@ def _after_fork() -> None:
     _lock = threading.RLock()  # another thread of the parent may have held it
     _forked = _core.abandon_all() or _forked
     if _lease is not None:
-        _lease._head.close()
+        _lease._abandon()
     _lease = None
     _embedded = None
 

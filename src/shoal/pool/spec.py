@@ -1,4 +1,4 @@
-"""How a device is declared: `cpu`, `cuda:1`, `cpu,memory=160MiB,speed=0.5,threads=1,name=slow`."""
+"""How a device is declared: `cpu`, `cuda:1`, `cpu,memory=160MiB,speed=0.5,name=slow,kind=t4`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNITS = {
     "tib": 2**40,
 }
 _BYTES_MAX = 2**62
-_OPTIONS = ("memory", "speed", "threads", "name")
+_OPTIONS = ("memory", "speed", "threads", "name", "kind")
 _DEVICE = re.compile(r"[a-z]+(:\d+)?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -36,6 +36,7 @@ class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None  # None: all that the device has
     speed: float = 1.0  # below 1 a CPU device takes 1/speed of the time
     threads: int | None = None  # None: follow OMP_NUM_THREADS, else all cores
+    kind: str = ""  # what it is to `kind=` of a request; empty: what torch says
 
 
 def parse_bytes(text: str) -> int:
@@ -72,13 +73,32 @@ def parse_device(text: str, number: int = 0) -> DeviceSpec:
     name = found.get("name", f"{device}/{number}" if device == "cpu" else device)
     if "name" in found and not _NAME.fullmatch(name):
         raise DeviceSpecError(f"{text!r}: a name is at most 64 letters, digits, '_', '.' or '-'")
+    if "kind" in found and not _NAME.fullmatch(found["kind"]):
+        raise DeviceSpecError(f"{text!r}: a kind is at most 64 letters, digits, '_', '.' or '-'")
     return DeviceSpec(
         device=device,
         name=name,
         memory_bytes=parse_bytes(found["memory"]) if "memory" in found else None,
         speed=_speed(text, found.get("speed", "1")),
         threads=_threads(text, found.get("threads")),
+        kind=found.get("kind", ""),
     )
+
+
+def parse_memory(memory: int | float | str | None) -> tuple[int | None, float | None]:
+    """An amount in bytes or a fraction of a device's memory, from "8GiB", "50%", 0.5 or bytes.
+
+    >>> parse_memory("50%")
+    (None, 0.5)
+    """
+    if isinstance(memory, str) and memory.strip().endswith("%"):
+        try:
+            return None, float(memory.strip()[:-1]) / 100
+        except ValueError:
+            raise DeviceSpecError(f"{memory!r} is no fraction; write for example 50%") from None
+    if isinstance(memory, str):
+        return parse_bytes(memory), None
+    return (None, memory) if isinstance(memory, float) else (memory, None)
 
 
 def _speed(text: str, value: str) -> float:
