@@ -53,6 +53,12 @@ def server_pids(url: str) -> list[int]:
     return [p for p in children(head_pid(url)) if "shoal.pool.server" in command(p)]
 
 
+def resident_bytes(pid: int) -> int:
+    """Memory that a process has in use."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def shared_memory_files() -> set[str]:
     """Names in /dev/shm, without those of other programs that are alive right now."""
     names = set(os.listdir("/dev/shm"))

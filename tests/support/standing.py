@@ -1,4 +1,4 @@
-"""Standing pools for tests: `shoal up` as a process of its own, with its state in a test's directory."""
+"""Standing pools for tests: `shoal up` as a process of its own, with its state in a directory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
-
 
 from shoal.pool import client, messages, tls
 from shoal.pool.home import local_pool_id
@@ -155,5 +154,3 @@ class StandingPool:
         pids = self.pids()
         self.stop()
         wait_until(lambda: not any(map(processes.alive, pids)), 5, "nothing of the pool is left")
-
-

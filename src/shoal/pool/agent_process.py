@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import subprocess
@@ -66,6 +67,10 @@ def connector(options: Options) -> Callable[[], Awaitable[Channel]]:
     return connect
 
 
+def say_ready() -> None:
+    os.write(1, b"ready\n")  # in one piece
+
+
 def main() -> None:
     """`python -m shoal.pool.agent_process OPTIONS_JSON`."""
     process.die_with_parent_thread()
@@ -77,7 +82,7 @@ def main() -> None:
             network = Network(options.host, options.port, Path(options.identity))
         specs = declared(options.devices)
         agent = Agent(options.pool_id, options.node, specs, network=network, restart=True)
-        agent.on_settled = lambda: print("ready", flush=True)
+        agent.on_settled = say_ready
         asyncio.run(agent.run(connector(options), forever=True))
     except (ShoalError, OSError, subprocess.SubprocessError) as error:
         sys.exit(f"shoal: the agent of {options.node} cannot start: {error}")

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from shoal.errors import PoolError, PoolStartError
 from shoal.pool import limits
+from shoal.pool.process import exit_reason
 
 START_S = 90.0  # the first import of torch from a cold disk takes a while
 STOP_S = 10.0
@@ -142,8 +143,10 @@ class Supervisor:
             raise PoolStartError("it was ended while it started")
         if not ready:
             raise PoolStartError(f"the {part.name} was not ready in {START_S:g} s")
-        if os.read(out.fileno(), 64) != b"ready\n":
-            raise PoolStartError(f"the {part.name} did not start; its own output says why")
+        said = os.read(out.fileno(), 64)
+        if said != b"ready\n":
+            reason = exit_reason(part.process.wait(timeout=STOP_S)) if not said else repr(said)
+            raise PoolStartError(f"the {part.name} did not start: {reason}; its output is above")
 
     def _restart(self, part: Part) -> None:
         assert part.process is not None
