@@ -391,6 +391,7 @@ def test_one_tenants_lease_is_useless_to_another(
             device.network, ana, attach
         )
         assert "not known" in at_the_door(device.network, ana, attach)  # a token is good once
+        connection.ask(messages.Release())
     idle(open_pool)
 
 

@@ -49,6 +49,8 @@ class Lease:
         self.end_reason: str | None = None  # why the pool took devices back, if it did
         self._head = head
         self._sockets = sockets
+        self._counting = threading.Lock()  # held while the keeper reads the core's counters
+        self._closing = False
         self._keeper: Keeper | None = None
         if granted.secret:  # a standing pool: the lease outlives this connection, and even the head
             self._keeper = Keeper(head, granted, self._on_lost, self._uses)
@@ -69,6 +71,8 @@ class Lease:
             if _lease is not self:
                 return
             _lease = None
+            with self._counting:
+                self._closing = True
             _core.detach_all()
             self._let_go()
 
@@ -78,7 +82,9 @@ class Lease:
             self._head.close()
         else:
             self._keeper.stop()
-        for copy in self._sockets:
+        for copy in self._sockets:  # even if the head is away, the workers know that it is over
+            with suppress(OSError):
+                copy.shutdown(socket.SHUT_RDWR)
             copy.close()
 
     def _abandon(self) -> None:
@@ -102,17 +108,15 @@ class Lease:
     def _uses(self) -> list[messages.SessionUse]:
         """What the sessions have done so far."""
         found = []
-        for index, device in enumerate(self.granted):
-            try:
+        with self._counting:
+            for index, device in enumerate(() if self._closing else self.granted):
                 traffic, memory = _core.traffic(index), _core.memory_use(index)
-            except RuntimeError:
-                break  # the lease is just ending
-            found.append(
-                messages.SessionUse(
-                    device.session, memory["allocated_bytes"], traffic["messages"],
-                    traffic["bytes_in"], traffic["bytes_out"],
-                )
-            )  # fmt: skip
+                found.append(
+                    messages.SessionUse(
+                        device.session, memory["allocated_bytes"], traffic["messages"],
+                        traffic["bytes_in"], traffic["bytes_out"],
+                    )
+                )  # fmt: skip
         return found
 
     def __enter__(self) -> Lease:
@@ -182,6 +186,9 @@ def connect(
                     connection.close()
         except BaseException:
             _core.detach_all()
+            with suppress(LeaseError):
+                if granted.secret:  # closing would not end it: a client may come back
+                    head.ask(messages.Release(), HELLO_TIMEOUT_S)
             head.close()
             for copy in sockets:
                 copy.close()

@@ -179,7 +179,11 @@ class Listener:
             ssl=self._context,
             ssl_handshake_timeout=limits.HANDSHAKE_S if self._context else None,
         )
-        return Channel(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+        try:
+            return Channel(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+        except ProtocolError:
+            transport.abort()
+            raise
 
     def _forget(self, source: str) -> None:
         self._strangers[source] -= 1

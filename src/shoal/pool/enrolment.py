@@ -92,7 +92,8 @@ class Enrolment:
 
     def _free_name(self, wished: str, role: str) -> str:
         base = re.sub(r"[^a-z0-9-]+", "-", wished.lower()).strip("-")[:24] or role
-        taken = {*self._clients, "owner", "head"}
+        nodes = {node for node, _ in self._store.devices().values()}
+        taken = {*self._clients, *nodes, "owner", "head"}
         number = 1
         while (name := base if number == 1 else f"{base}-{number}") in taken:
             number += 1

@@ -24,7 +24,7 @@ from shoal.pool.enrolment import Enrolment
 from shoal.pool.leases import Granted, LeaseRefused, LeaseTable, Lost, Request, Share
 from shoal.pool.nodes import Node, Nodes
 from shoal.pool.server import check_same_user
-from shoal.pool.store import Store, StoredLease
+from shoal.pool.store import Store, StoredLease, StoreError
 
 OWNER = "owner"  # whoever comes over a Unix socket: the user who started the pool, or root
 SESSIONS_SHOWN_MAX = 500
@@ -139,7 +139,7 @@ class Head:
             self.enrolment.check(peer)
         except Closed:
             return
-        except (ProtocolError, JoinRefused) as error:
+        except (ProtocolError, JoinRefused, StoreError) as error:
             if peer is not None or isinstance(error, JoinRefused):
                 channel.send(messages.refusal(str(error)))
             return
@@ -240,7 +240,7 @@ class Head:
                 message = await client.channel.receive(self._patience_s(client))
         except Closed:
             pass
-        except (ProtocolError, LeaseRefused) as error:
+        except (ProtocolError, LeaseRefused, StoreError) as error:
             client.channel.send(messages.refusal(str(error)))
         finally:
             self._client_gone(client)
@@ -373,7 +373,11 @@ class Head:
         granted = self.table.grant(request)
         secret = secrets.token_urlsafe(24) if self.standing else ""
         stored = StoredLease(granted, _hash(secret), ask.program, now)
-        self.store.add_lease(stored, self.table)  # before anybody is told
+        try:
+            self.store.add_lease(stored, self.table)  # before anybody is told
+        except StoreError:
+            self.table.release(granted.lease)
+            raise
         self.holders[granted.lease] = Holder(stored, client.channel)
         client.lease = granted.lease
         self.counts["leases_granted"] += 1

@@ -240,6 +240,8 @@ class ClientInfo(msgspec.Struct, frozen=True):
 
 
 class ClientList(msgspec.Struct, frozen=True, tag=True):
+    """Head → owner: these."""
+
     clients: list[ClientInfo]
 
 
@@ -257,6 +259,8 @@ class AuditEntry(msgspec.Struct, frozen=True):
 
 
 class AuditLog(msgspec.Struct, frozen=True, tag=True):
+    """Head → owner."""
+
     entries: list[AuditEntry]  # oldest first
 
 

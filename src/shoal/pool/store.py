@@ -60,6 +60,10 @@ class StoredClient:
     quota: Quota
 
 
+class StoreError(PoolError):
+    """The state could not be written; nothing of the change was kept."""
+
+
 class Store:
     """>>> store = Store(None)
     >>> store.write_audit(0.0, "head", "start", "")
@@ -94,13 +98,19 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        self._db.execute("BEGIN IMMEDIATE")
         try:
-            yield self._db
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            raise StoreError(
+                f"the head cannot write its state: {error}. Is the disk full? Look there with: df"
+            ) from None
 
     # --- leases ------------------------------------------------------------------------------------
 
