@@ -114,8 +114,7 @@ def test_a_frozen_agent_is_noticed_within_five_seconds(mortal: StandingPool) -> 
         frozen = mortal.agent_pid
         os.kill(frozen, signal.SIGSTOP)
         try:
-            took = wait_until(lambda: lease.end_reason is not None, 8, "the loss is told")
-            assert took < 5, "the deadline is the promise here"
+            wait_until(lambda: lease.end_reason is not None, 5, "the loss is told")
             assert "has not been heard of" in str(lease.end_reason)
             with pytest.raises(shoal.DeviceLostError):
                 works()
@@ -151,6 +150,7 @@ CLIENT = """
                     time.sleep(0.02)  # leaves the machine to those who recover
         except (shoal.DeviceLostError, shoal.LeaseError) as error:
             note(f"named {type(error).__name__}")
+            time.sleep(0.05)
         except BaseException as error:
             note(f"unnamed {type(error).__name__} {error}")
             raise

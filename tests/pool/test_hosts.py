@@ -17,15 +17,13 @@ from tests.support.standing import shoal_command
 from tests.support.waiting import wait_until
 
 HOLDER = """
-    import sys, time
+    import sys
     from shoal.pool import client, messages
     connection, lease = client.ask(client.default_url(), messages.AskLease(1, 1 << 20, [], kind="far"))
     print(lease.devices[0].info.name, lease.devices[0].network.host, flush=True)
     sys.stdin.readline()
-    begin = time.monotonic()
-    message = connection.receive(20)
-    print(round(time.monotonic() - begin, 1), message.sessions == [lease.devices[0].session],
-          message.reason, flush=True)
+    message = connection.receive(5)
+    print(message.sessions == [lease.devices[0].session], message.reason, flush=True)
 """
 
 
@@ -153,8 +151,7 @@ def test_a_node_that_vanishes_is_noticed_within_five_seconds(
     try:
         holder.stdin.write("go\n")
         holder.stdin.flush()
-        seconds, known, reason = holder.stdout.readline().split(maxsplit=2)
-        assert float(seconds) < 5, "the deadline is the promise here"
+        known, _, reason = holder.stdout.readline().partition(" ")
         assert known == "True"
         assert "node faraway has not been heard of" in reason
     finally:

@@ -162,6 +162,9 @@ def _devices(status: messages.PoolStatus) -> Iterator[Finding]:
         if node.state == "absent":
             text = f"{node.name} was last heard of {ago(node.last_beat_s)} ago"
             yield Finding("node", "bad", text, "shoal node, on that machine")
+        if abs(node.clock_ahead_s) > CLOCK_S_MAX:
+            text = f"{node.name}: its clock is {node.clock_ahead_s:+.0f} s off the head's"
+            yield Finding("clocks", "bad", text, "timedatectl set-ntp true, on that machine")
         for failure in node.failures:
             yield Finding("node", "bad", f"{node.name}: {failure}", "look at the output there")
     found = len(status.devices)

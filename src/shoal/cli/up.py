@@ -88,6 +88,8 @@ def up(
             raise PoolError("metrics beyond this machine need an identity; add --listen ADDRESS")
     parts = [_part("head", head_process, head), _part("agent", agent_process, agent)]
     watcher = supervisor.Supervisor(parts)
+    if not as_json:
+        click.echo("starting the devices (each imports torch, which takes a moment) …", err=True)
     try:
         watcher.start()
         _tell(name, head, as_json)

@@ -138,17 +138,23 @@ class Agent:
         """Speaks to the head; with `forever`, to each that follows it."""
         for server in self.servers:
             self._spawn(self._watch(server))
+        said = ""
         while True:
+            pause_s = limits.RETRY_S
             try:
                 channel = await connect()
                 await self._speak(channel)
-            except (OSError, ProtocolError) as error:
-                if isinstance(error, ProtocolError) and not isinstance(error, Closed):
-                    print(f"shoal: the head: {error}", file=sys.stderr, flush=True)
+            except (Closed, OSError):
+                pass  # it is away, and will be back
+            except ProtocolError as error:  # it does not want us, or is not what it seems
+                pause_s = limits.REFUSED_S
+                if str(error) != said:
+                    said = str(error)
+                    print(f"shoal: the head says: {said}", file=sys.stderr, flush=True)
             self.head = None
             if not forever:
                 return
-            await asyncio.sleep(limits.RETRY_S)
+            await asyncio.sleep(pause_s)
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)

@@ -54,7 +54,7 @@ class Connection:
     def __init__(self, url: str, timeout_s: float = limits.ANSWER_S) -> None:
         self.url = url
         self.host = ""  # at which a head on the network was reached
-        self._inbox = messages.Inbox()
+        self._inbox = messages.Inbox(frame_bytes_max=limits.ANSWER_BYTES_MAX)
         try:
             self.socket = self._open(timeout_s)
         except (OSError, ProtocolError) as error:

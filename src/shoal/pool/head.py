@@ -27,7 +27,7 @@ from shoal.pool.server import check_same_user
 from shoal.pool.store import Store, StoredLease, StoreError
 
 OWNER = "owner"  # whoever comes over a Unix socket: the user who started the pool, or root
-SESSIONS_SHOWN_MAX = 500
+SESSIONS_SHOWN_MAX = 2000
 _CONNECTION = (Closed, ProtocolError)
 
 
@@ -168,7 +168,13 @@ class Head:
 
     async def _serve_node(self, channel: Channel, hello: messages.NodeHello) -> None:
         try:
+            if hello.shoal != shoal.__version__:
+                raise ProtocolError(
+                    f"node {hello.node} has shoal {hello.shoal}, the head {shoal.__version__}. "
+                    "Install the same version on both."
+                )
             node, lost = self.nodes.hello(hello, channel, time.monotonic())
+            node.clock_ahead_s = hello.now - time.time()
         except ProtocolError as error:
             channel.send(messages.refusal(str(error)))
             return
@@ -324,10 +330,14 @@ class Head:
     # --- leases ------------------------------------------------------------------------------------
 
     async def _until_ready(self) -> None:
-        """Waits while a node's first devices start: they should be among those to choose from."""
+        """Waits while an embedded pool's devices start: all of them should be there to choose from.
+
+        In a standing pool nobody waits for a node that is just coming.
+        """
         deadline = time.monotonic() + limits.ANSWER_S - 5
-        while self.nodes.starting or (not self.nodes.nodes and not self.standing):
-            await self._next_change(deadline)
+        while not self.standing and (self.nodes.starting or not self.nodes.nodes):
+            if not await self._next_change(deadline):
+                return
 
     async def _next_change(self, deadline: float) -> bool:
         """Whether something changed before `deadline` (monotonic)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -79,6 +80,8 @@ def main() -> None:
     process.die_with_parent_thread()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     options = msgspec.json.decode(sys.argv[1], type=Options)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one for each connection
     try:
         asyncio.run(serve(options))
     except (ShoalError, OSError) as error:

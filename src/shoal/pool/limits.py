@@ -7,6 +7,7 @@ PORT = 7433  # of a head that listens
 # --- sizes --------------------------------
 
 FRAME_BYTES_MAX = 256 * 1024
+ANSWER_BYTES_MAX = 2 * 2**20  # of a head to its client: thousands of devices and sessions
 ANONYMOUS_FRAME_BYTES_MAX = 8 * 1024  # a join request is under 2 KiB
 OUTGOING_BYTES_MAX = 4 * 2**20  # what waits for a peer that does not read, before it is dropped
 NAME_CHARS_MAX = 64
@@ -36,6 +37,7 @@ GRANT_S = 3.0  # from a grant to its device server's word that it has it
 RECOVERY_S = 4.0  # a request waits this long for a device server that is starting again
 RESUME_S = 10.0  # a client that lost its connection comes back within this, or its lease ends
 RETRY_S = 0.25
+REFUSED_S = 2.0  # between tries of an agent that the head refuses
 RESTART_BACKOFF_MAX_S = 5.0
 
 # --- joining --------------------------------

@@ -174,6 +174,7 @@ class NodeInfo(msgspec.Struct, frozen=True):
     devices: Count
     last_beat_s: float  # ago
     failures: Annotated[list[Text], Meta(max_length=DEVICES_PER_NODE_MAX)] = []
+    clock_ahead_s: float = 0.0  # of the head's
 
 
 class SessionInfo(msgspec.Struct, frozen=True):
@@ -556,9 +557,10 @@ def receive(sock: socket.socket, fds_max: int = 0) -> tuple[Message, list[int]]:
 class Inbox:
     """Collects the bytes of one connection until whole frames are there."""
 
-    def __init__(self, fds_max: int = 0) -> None:
+    def __init__(self, fds_max: int = 0, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self.fds: list[int] = []
         self._fds_max = fds_max
+        self._frame_bytes_max = frame_bytes_max
         self._bytes = bytearray()
 
     def read(self, sock: socket.socket) -> bool:
@@ -588,8 +590,10 @@ class Inbox:
         if len(self._bytes) < 4:
             return None
         length = int(struct.unpack_from("<I", self._bytes)[0])
-        if length > FRAME_BYTES_MAX:
-            raise ProtocolError(f"a frame of {length} bytes is over the limit of {FRAME_BYTES_MAX}")
+        if length > self._frame_bytes_max:
+            raise ProtocolError(
+                f"a frame of {length} bytes is over the limit of {self._frame_bytes_max}"
+            )
         if len(self._bytes) < 4 + length:
             return None
         body = bytes(self._bytes[4 : 4 + length])

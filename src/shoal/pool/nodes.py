@@ -26,6 +26,7 @@ class Node:
     numbers: dict[int, int] = field(default_factory=dict)  # its own index -> number in the pool
     failures: dict[int, str] = field(default_factory=dict)  # by its own index
     heard: float = 0.0  # monotonic
+    clock_ahead_s: float = 0.0  # of the head's, when it said hello
 
     def send(self, message: messages.Message) -> None:
         if self.channel is not None:
@@ -199,6 +200,7 @@ class Nodes:
                 len(n.devices),
                 max(0.0, now - n.heard),
                 list(n.failures.values()),
+                n.clock_ahead_s,
             )
             for n in self.nodes.values()
         ]
