@@ -64,6 +64,7 @@ def test_sessions_go_on_while_the_head_restarts(mortal: StandingPool) -> None:
         assert later.epoch > lease.epoch
 
 
+@pytest.mark.slow
 def test_a_lease_whose_client_died_with_the_head_ends(mortal: StandingPool) -> None:
     program = programs.start(
         "import shoal; shoal.connect(); print('ready', flush=True); input()", SHOAL_POOL=mortal.url
@@ -241,7 +242,7 @@ def storm(pool: StandingPool, directory: Path, rounds: int, seed: int) -> None:
 
 
 def test_random_kills(mortal: StandingPool, tmp_path: Path) -> None:
-    storm(mortal, tmp_path, rounds=3, seed=1)
+    storm(mortal, tmp_path, rounds=2, seed=1)
 
 
 @pytest.mark.slow

@@ -119,13 +119,13 @@ def test_from_nothing_to_another_host(cluster: Cluster) -> None:
 
 def test_tensors_do_not_cross_hosts_yet_and_the_error_says_so(cluster: Cluster) -> None:
     """The lease is granted, the door of the device server opens; then the data plane is missing."""
-    for kind in ("near", "far"):
-        done = cluster.desk.python(f"import shoal; shoal.connect(kind={kind!r})")
-        assert done.code == 1
-        assert "LeaseError" in done.err
-        assert "does not move tensors between machines yet" in done.err
+    done = cluster.desk.python("import shoal; shoal.connect(kind='far')")
+    assert done.code == 1
+    assert "LeaseError" in done.err
+    assert "does not move tensors between machines yet" in done.err
 
 
+@pytest.mark.slow
 def test_a_client_on_the_nodes_own_machine_works(cluster: Cluster) -> None:
     command = json.loads(cluster.head.shoal("code", "--json"))["command"]
     cluster.node.shoal(*command.split()[1:])

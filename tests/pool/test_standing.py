@@ -239,7 +239,9 @@ def test_someone_elses_lease_cannot_be_resumed(standing: StandingPool) -> None:
 # --- ends --------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL]
+)
 def test_nothing_is_left_of_a_pool(tmp_path: Path, number: int) -> None:
     pool = StandingPool(tmp_path)
     try:
@@ -255,6 +257,7 @@ def test_nothing_is_left_of_a_pool(tmp_path: Path, number: int) -> None:
     lease.close()
 
 
+@pytest.mark.slow
 def test_a_pool_in_the_background_and_down(tmp_path: Path) -> None:
     environment = programs.environment(SHOAL_STATE=str(tmp_path))
     name = f"t-bg-{os.getpid()}"

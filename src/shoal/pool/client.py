@@ -10,7 +10,7 @@ from types import TracebackType
 
 from shoal.errors import LeaseError, PoolError, ProtocolError
 from shoal.pool import home, limits, messages, tls
-from shoal.pool.server import check_same_user
+from shoal.pool.process import check_same_user
 
 LOCAL_PREFIX = "shoal+local://"
 NETWORK_PREFIX = "shoal://"

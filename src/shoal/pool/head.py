@@ -23,7 +23,7 @@ from shoal.pool.codes import JoinRefused
 from shoal.pool.enrolment import Enrolment
 from shoal.pool.leases import Granted, LeaseRefused, LeaseTable, Lost, Request, Share
 from shoal.pool.nodes import Node, Nodes
-from shoal.pool.server import check_same_user
+from shoal.pool.process import check_same_user
 from shoal.pool.store import Store, StoredLease, StoreError
 
 OWNER = "owner"  # whoever comes over a Unix socket: the user who started the pool, or root

@@ -12,7 +12,6 @@ import os
 import selectors
 import signal
 import socket
-import struct
 import sys
 import time
 from collections.abc import Sequence
@@ -169,7 +168,7 @@ class DeviceServer:
         """Reads what a client has said; if its token is good, a forked worker takes it over."""
         inbox = self.greetings[connection].inbox
         try:
-            check_same_user(connection)
+            process.check_same_user(connection)
             alive = inbox.read(connection)
             hello = inbox.next()
             if hello is not None:
@@ -233,7 +232,7 @@ class DeviceServer:
 
             worker = _core.Worker(
                 socket=os.dup(connection.fileno()),
-                client_pidfd=process.watch(peer_credentials(connection)[0]),
+                client_pidfd=process.watch(process.peer_credentials(connection)[0]),
                 session=grant.session,
                 device=self.spec.device,
                 name=self.spec.name,
@@ -269,20 +268,6 @@ class DeviceServer:
 def session_kill(session: Session) -> None:
     with suppress(ProcessLookupError):
         os.kill(session.pid, signal.SIGKILL)
-
-
-def peer_credentials(connection: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end of a Unix socket, as the kernel knows them."""
-    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, uid, _ = struct.unpack("3i", data)
-    return pid, uid
-
-
-def check_same_user(connection: socket.socket) -> None:
-    """Sockets of a pool on one machine are for the user who started it."""
-    _, uid = peer_credentials(connection)
-    if uid not in (os.getuid(), 0):
-        raise ProtocolError("this pool belongs to another user of the machine")
 
 
 def device_memory_bytes(device: str) -> int:
