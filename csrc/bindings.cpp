@@ -67,37 +67,45 @@ void bindClient(py::module_& m) {
     return py::make_tuple(host.fd(), host.bytes());
   });
   m.def("sessions_in_use", [] { return Devices::get().sessionsInUse(); });
+  py::class_<client::StreamOptions>(m, "Member", "A leased device's end of the session.")
+      .def(py::init([](int socket, std::vector<int> fds, uint64_t arena_bytes,
+                       uint64_t memory_bytes, uint64_t spill_bytes, std::string name, bool is_cpu) {
+             client::StreamOptions options;
+             options.socket = socket;
+             options.requests_fd = fds.at(0);
+             options.replies_fd = fds.at(1);
+             options.progress_fd = fds.at(2);
+             options.places_fd = fds.at(3);
+             if (arena_bytes > 0) options.arena_fd = fds.at(4);
+             options.arena_bytes = arena_bytes;
+             options.memory_bytes = memory_bytes;
+             options.spill_bytes = spill_bytes;
+             options.name = std::move(name);
+             options.is_cpu = is_cpu;
+             return options;
+           }),
+           py::kw_only(), py::arg("socket"), py::arg("fds"), py::arg("arena_bytes"),
+           py::arg("memory_bytes"), py::arg("spill_bytes"), py::arg("name"), py::arg("is_cpu"));
   m.def(
       "attach",
-      [](int socket, std::vector<int> fds, uint64_t arena_bytes, uint64_t memory_bytes,
-         uint32_t session, int index, std::string name, bool is_cpu) {
-        client::StreamOptions options;
-        options.socket = socket;
-        options.requests_fd = fds.at(0);
-        options.replies_fd = fds.at(1);
-        options.progress_fd = fds.at(2);
-        if (arena_bytes > 0) options.arena_fd = fds.at(3);
-        options.arena_bytes = arena_bytes;
-        options.memory_bytes = memory_bytes;
-        options.session = session;
-        options.index = static_cast<c10::DeviceIndex>(index);
-        options.name = std::move(name);
-        options.is_cpu = is_cpu;
-        auto stream = std::make_unique<client::Stream>(std::move(options));
-        client::seedNewSession(*stream);
-        Devices::get().attach(std::move(stream));
+      [](uint32_t number, std::vector<client::StreamOptions> members) {
+        auto session = std::make_unique<client::Session>(number);
+        for (auto& member : members) session->add(std::move(member));
+        client::seedNewSession(*session);
+        Devices::get().attach(std::move(session));
       },
-      py::kw_only(), py::arg("socket"), py::arg("fds"), py::arg("arena_bytes"),
-      py::arg("memory_bytes"), py::arg("session"), py::arg("index"), py::arg("name"),
-      py::arg("is_cpu"), py::call_guard<py::gil_scoped_release>());
-  m.def("detach_all", [] { Devices::get().detachAll(); }, py::call_guard<py::gil_scoped_release>());
-  m.def("abandon_all", [] { return Devices::get().abandonAll(); });
+      py::arg("session"), py::arg("members"), py::call_guard<py::gil_scoped_release>());
+  m.def("detach", [] { Devices::get().detach(); }, py::call_guard<py::gil_scoped_release>());
+  m.def("abandon", [] { return Devices::get().abandon(); });
   m.def("device_count", [] { return static_cast<int>(Devices::get().count()); });
   m.def("current_device", [] { return static_cast<int>(Devices::current()); });
   m.def("set_device", [](int index) { Devices::setCurrent(static_cast<c10::DeviceIndex>(index)); });
   m.def(
       "synchronize",
-      [](int index) { Devices::get().stream(static_cast<c10::DeviceIndex>(index)).synchronize(); },
+      [](int index) {
+        const auto device = static_cast<c10::DeviceIndex>(index);
+        Devices::get().sessionWith(device).synchronize(device);
+      },
       py::call_guard<py::gil_scoped_release>());
   m.def("default_generator",
         [](int index) { return client::defaultGenerator(static_cast<c10::DeviceIndex>(index)); });
@@ -109,29 +117,46 @@ void bindClient(py::module_& m) {
 void bindStatistics(py::module_& m) {
   using client::Devices;
   m.def("memory_use", [](int index) {
-    const auto use = Devices::get().stream(static_cast<c10::DeviceIndex>(index)).memoryUse();
+    const auto device = static_cast<c10::DeviceIndex>(index);
+    const auto use = Devices::get().sessionWith(device).memoryUse(device);
     py::dict d;
     d["allocated_bytes"] = use.allocated_bytes;
     d["peak_bytes"] = use.peak_bytes;
     d["limit_bytes"] = use.limit_bytes;
+    d["memory_bytes"] = use.memory_bytes;
     d["allocations"] = use.allocations;
     d["frees"] = use.frees;
     return d;
   });
-  m.def("reset_peak",
-        [](int index) { Devices::get().stream(static_cast<c10::DeviceIndex>(index)).resetPeak(); });
-  m.def("trim", [](int index) {
-    Devices::get().stream(static_cast<c10::DeviceIndex>(index)).post(wire::Kind::kTrim, {});
+  m.def("reset_peak", [] { Devices::get().session().resetPeak(); });
+  m.def("trim", [] { Devices::get().session().trim(); });
+  m.def("segments", [] {
+    py::list entries;
+    for (const auto& e : Devices::get().session().map()) {
+      entries.append(
+          py::make_tuple(e.address, e.bytes, e.bound, e.valid, e.resident, e.home, e.pinned));
+    }
+    return entries;
+  });
+  m.def("start_trace", [] { Devices::get().session().startTrace(); });
+  m.def("stop_trace", [] {
+    py::list events;
+    for (const auto& e : Devices::get().session().stopTrace()) {
+      events.append(
+          py::make_tuple(e.call, static_cast<int>(e.access), e.address, e.bytes, e.member));
+    }
+    return events;
   });
   m.def("traffic", [](int index) {
-    auto& stream = Devices::get().stream(static_cast<c10::DeviceIndex>(index));
-    const auto traffic = stream.traffic();
+    const auto device = static_cast<c10::DeviceIndex>(index);
+    const auto traffic = Devices::get().sessionWith(device).traffic(device);
     py::dict d;
     d["messages"] = traffic.messages;
     d["stream_bytes"] = traffic.stream_bytes;
     d["bytes_in"] = traffic.bytes_in;
     d["bytes_out"] = traffic.bytes_out;
     d["bytes_copied_by_client"] = traffic.bytes_copied;
+    d["bytes_peer"] = traffic.bytes_peer;
     d["round_trips"] = traffic.round_trips;
     return d;
   });
@@ -139,13 +164,14 @@ void bindStatistics(py::module_& m) {
     client::Stream::Payload payload;
     {
       const py::gil_scoped_release release;
-      payload = Devices::get()
-                    .stream(static_cast<c10::DeviceIndex>(index))
-                    .request(wire::Kind::kStats, {});
+      const auto device = static_cast<c10::DeviceIndex>(index);
+      payload =
+          Devices::get().sessionWith(device).deviceMember(device).request(wire::Kind::kStats, {});
     }
-    static const char* const names[] = {"used_bytes", "reserved_bytes", "segment_bytes",
-                                        "segments",   "calls",          "busy_ns",
-                                        "bytes_in",   "bytes_out"};
+    static const char* const names[] = {
+        "used_bytes", "reserved_bytes", "segment_bytes", "segments",     "calls",     "busy_ns",
+        "bytes_in",   "bytes_out",      "bytes_peer",    "paged_in",     "paged_out", "paged_disk",
+        "dropped",    "prefetched",     "stall_ns",      "swapped_bytes"};
     py::dict d;
     for (size_t i = 0; i < payload.size() && i < std::size(names); ++i) d[names[i]] = payload[i];
     return d;
@@ -156,22 +182,50 @@ void bindWorker(py::module_& m) {
   py::class_<worker::Worker>(m, "Worker", "One session on one device; the process serves it.")
       .def(py::init([](int socket, int client_pidfd, uint32_t session, std::string device,
                        std::string name, uint64_t memory_bytes, int host_fd, uint64_t host_bytes,
-                       double speed, int threads) {
-             return new worker::Worker({socket, client_pidfd, session, std::move(device),
-                                        std::move(name), memory_bytes, host_fd, host_bytes, speed,
-                                        threads});
+                       uint64_t spill_host_bytes, uint64_t spill_disk_bytes,
+                       std::string spill_directory, bool least_recent, double speed, int threads) {
+             worker::WorkerOptions options;
+             options.socket = socket;
+             options.client_pidfd = client_pidfd;
+             options.session = session;
+             options.device = std::move(device);
+             options.name = std::move(name);
+             options.memory_bytes = memory_bytes;
+             options.host_fd = host_fd;
+             options.host_bytes = host_bytes;
+             options.spill_host_bytes = spill_host_bytes;
+             options.spill_disk_bytes = spill_disk_bytes;
+             options.spill_directory = std::move(spill_directory);
+             options.least_recent = least_recent;
+             options.speed = speed;
+             options.threads = threads;
+             return new worker::Worker(std::move(options));
            }),
            py::kw_only(), py::arg("socket"), py::arg("client_pidfd"), py::arg("session"),
            py::arg("device"), py::arg("name"), py::arg("memory_bytes"), py::arg("host_fd"),
-           py::arg("host_bytes"), py::arg("speed"), py::arg("threads"))
+           py::arg("host_bytes"), py::arg("spill_host_bytes"), py::arg("spill_disk_bytes"),
+           py::arg("spill_directory"), py::arg("least_recent"), py::arg("speed"),
+           py::arg("threads"))
       .def("fds",
            [](const worker::Worker& w) {
              const auto r = w.regions();
-             std::vector<int> fds{r.requests_fd, r.replies_fd, r.progress_fd};
+             std::vector<int> fds{r.requests_fd, r.replies_fd, r.progress_fd, r.places_fd};
              if (r.arena_fd >= 0) fds.push_back(r.arena_fd);
              return fds;
            })
       .def("arena_bytes", [](const worker::Worker& w) { return w.regions().arena_bytes; })
+      .def(
+          "add_peer",
+          [](worker::Worker& w, std::vector<int> fds, uint64_t arena_bytes, std::string name) {
+            worker::PeerOptions options;
+            options.progress_fd = fds.at(0);
+            options.places_fd = fds.at(1);
+            if (arena_bytes > 0) options.arena_fd = fds.at(2);
+            options.arena_bytes = arena_bytes;
+            options.name = std::move(name);
+            w.addPeer(std::move(options));
+          },
+          py::kw_only(), py::arg("fds"), py::arg("arena_bytes"), py::arg("name"))
       .def("serve", &worker::Worker::serve, py::call_guard<py::gil_scoped_release>());
 }
 

@@ -20,39 +20,39 @@ void CallTemplate::build(const OperatorInfo& info, c10::ArrayRef<c10::IValue> ar
                          bool record) {
   key_.clear();
   immediates_.clear();
-  bases_.clear();
+  uses_.clear();
   needs_upload_ = false;
+  has_generator_ = false;
   record_ = record;
   info_ = &info;
-  chooseStream(arguments);
+  chooseDevice(arguments);
   for (size_t i = 0; i < arguments.size(); ++i) {
+    writes_ = info.writes[i];
     add(arguments[i], info.is_number[i] && !info.number_decides_shape);
   }
 }
 
-void CallTemplate::chooseStream(c10::ArrayRef<c10::IValue> arguments) {
-  stream_ = nullptr;
-  c10::DeviceIndex wanted = -1;
+void CallTemplate::chooseDevice(c10::ArrayRef<c10::IValue> arguments) {
+  const auto takes = [this](const c10::IValue& value) {
+    if (!value.isTensor()) return false;
+    const at::Tensor& tensor = value.toTensor();
+    if (!tensor.defined() || !tensor.device().is_privateuseone()) return false;
+    session_ = &sessionOf(tensor);
+    index_ = tensor.device().index();
+    return true;
+  };
+  index_ = Devices::current();
   for (const auto& value : arguments) {
-    if (value.isTensor()) {
-      const at::Tensor& tensor = value.toTensor();
-      if (tensor.defined() && tensor.device().is_privateuseone()) {
-        stream_ = &streamOf(tensor);
-        return;
-      }
-    } else if (value.isDevice()) {
-      wanted = value.toDevice().index();
+    if (takes(value)) return;
+    if (value.isDevice()) {
+      if (value.toDevice().has_index()) index_ = value.toDevice().index();
     } else if (value.isTensorList() || (value.isList() && !value.isIntList())) {
       for (const c10::IValue& item : value.toListRef()) {
-        if (item.isTensor() && item.toTensor().defined() &&
-            item.toTensor().device().is_privateuseone()) {
-          stream_ = &streamOf(item.toTensor());
-          return;
-        }
+        if (takes(item)) return;
       }
     }
   }
-  stream_ = &Devices::get().stream(wanted);
+  session_ = &Devices::get().sessionWith(index_);
 }
 
 void CallTemplate::add(const c10::IValue& value, bool number) {
@@ -81,7 +81,9 @@ void CallTemplate::add(const c10::IValue& value, bool number) {
     addString(value.toStringRef());
   } else if (value.isGenerator()) {
     key_.push_back(tagWord(Tag::kGenerator));
-    immediates_.push_back(generatorNumber(value.toGenerator(), *stream_));
+    generator_ = generatorNumber(value.toGenerator(), *session_, index_);
+    has_generator_ = true;
+    immediates_.push_back(generator_);
   } else if (value.isSymInt()) {
     key_.push_back(tagWord(Tag::kInt));
     key_.push_back(static_cast<uint64_t>(value.toSymInt().guard_int(__FILE__, __LINE__)));
@@ -103,9 +105,10 @@ void CallTemplate::addTensor(const at::Tensor& tensor) {
       " tensors are not supported on shoal devices; use .to_dense() or keep "
       "this part of the program on the CPU");
   const wire::Address base = baseOf(tensor);
+  if (tensor.device().index() != index_) raiseOtherDevice(tensor);
   if (base != 0) {
-    if (wire::sessionOf(base) != stream_->options().session) raiseOtherDevice(tensor);
-    bases_.push_back(base);
+    if (wire::sessionOf(base) != session_->number()) raiseOtherDevice(tensor);
+    uses_.push_back({base, writes_});
   }
   const auto sizes = tensor.sizes();
   const auto strides = tensor.strides();
@@ -121,10 +124,11 @@ void CallTemplate::addTensor(const at::Tensor& tensor) {
 }
 
 void CallTemplate::raiseOtherDevice(const at::Tensor& tensor) const {
-  stream_->checkUsable();  // one of the two may belong to a lease that has ended
-  streamOf(tensor).checkUsable();
-  TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two: ",
-              stream_->device(), " and ", tensor.device(), " (in ", info_->name, ")");
+  session_->deviceMember(0).checkUsable();  // one of the two may be of a lease that has ended
+  sessionOf(tensor).deviceMember(0).checkUsable();
+  TORCH_CHECK(false,
+              "Expected all tensors to be on the same device, but found at least two: ", device(),
+              " and ", tensor.device(), " (in ", info_->name, ")");
 }
 
 // A CPU tensor beside device tensors: a number travels as an immediate, an index is uploaded, and
@@ -145,10 +149,9 @@ void CallTemplate::addHostTensor(const at::Tensor& tensor) {
       tensor.nbytes() <= wire::kHostTensorBytesMax) {
     return addSmallHostTensor(tensor.contiguous());
   }
-  TORCH_CHECK(
-      info_->takes_host_index && tensor.device().is_cpu(),
-      "Expected all tensors to be on the same device, but found at least two: ", stream_->device(),
-      " and ", tensor.device(), " (in ", info_->name, "). Move it with .to(\"shoal\").");
+  TORCH_CHECK(info_->takes_host_index && tensor.device().is_cpu(),
+              "Expected all tensors to be on the same device, but found at least two: ", device(),
+              " and ", tensor.device(), " (in ", info_->name, "). Move it with .to(\"shoal\").");
   needs_upload_ = true;
 }
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "client/operator_info.h"
-#include "client/stream.h"
+#include "client/session.h"
 #include "wire/address.h"
 
 namespace shoal::client {
@@ -21,15 +21,19 @@ class CallTemplate {
 
   const std::vector<uint64_t>& key() const { return key_; }
   const std::vector<uint64_t>& immediates() const { return immediates_; }
-  const std::vector<wire::Address>& bases() const { return bases_; }  // segments that are used
-  Stream& stream() const { return *stream_; }
+  const std::vector<SegmentUse>& uses() const { return uses_; }
+  Session& session() const { return *session_; }
+  c10::Device device() const { return {c10::DeviceType::PrivateUse1, index_}; }
+  // The generator that it draws from: the caller's own, or the device's default one.
+  uint64_t generator() const { return generator_; }
+  bool hasGenerator() const { return has_generator_; }
   bool needsUpload() const { return needs_upload_; }
   uint64_t hash(const OperatorInfo& info) const {
     return CallCache::hash(&info, key_.data(), key_.size());
   }
 
  private:
-  void chooseStream(c10::ArrayRef<c10::IValue> arguments);
+  void chooseDevice(c10::ArrayRef<c10::IValue> arguments);
   void add(const c10::IValue& value, bool number);
   void addTensor(const at::Tensor& tensor);
   void addHostTensor(const at::Tensor& tensor);
@@ -40,8 +44,12 @@ class CallTemplate {
 
   std::vector<uint64_t> key_;
   std::vector<uint64_t> immediates_;
-  std::vector<wire::Address> bases_;
-  Stream* stream_ = nullptr;
+  std::vector<SegmentUse> uses_;
+  Session* session_ = nullptr;
+  c10::DeviceIndex index_ = 0;
+  uint64_t generator_ = 0;
+  bool has_generator_ = false;
+  bool writes_ = false;  // the argument that is being added is changed by the operator
   const OperatorInfo* info_ = nullptr;
   bool needs_upload_ = false;
   bool record_ = false;

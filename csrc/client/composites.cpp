@@ -99,8 +99,8 @@ class AttentionChoices {
   static Features describe(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                            const std::optional<at::Tensor>& bias, double dropout, bool causal,
                            bool grouped) {
-    Features features{static_cast<int64_t>(streamOf(query).options().session), dropout > 0, causal,
-                      grouped, key.size(2) == value.size(2)};
+    Features features{static_cast<int64_t>(sessionOf(query).number()), dropout > 0, causal, grouped,
+                      key.size(2) == value.size(2)};
     for (const at::Tensor* tensor : {&query, &key, &value}) {
       features.insert(features.end(), {static_cast<int64_t>(tensor->scalar_type()), tensor->size(0),
                                        tensor->size(1), tensor->size(2) == 0, tensor->size(3),
@@ -134,7 +134,7 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
     added.masked_fill_(mask->logical_not(), -std::numeric_limits<double>::infinity());
     bias = added;
   }
-  const bool on_cpu = streamOf(query).options().is_cpu;
+  const bool on_cpu = sessionOf(query).deviceMember(query.device().index()).options().is_cpu;
   // The worker runs below autograd and cannot see that a mask wants a gradient, which flash has
   // not.
   const bool mask_gradient =

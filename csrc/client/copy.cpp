@@ -42,14 +42,14 @@ void copyToDevice(at::Tensor& self, const at::Tensor& source, bool non_blocking)
     non_blocking = false;  // the temporary is ours: pageable, copied before this returns
   }
   const wire::Address base = baseOf(self);
-  streamOf(self).upload(base, addressOf(self) - base, from.const_data_ptr(), from.nbytes(),
-                        non_blocking);
+  sessionOf(self).upload(base, addressOf(self) - base, from.const_data_ptr(), from.nbytes(),
+                         non_blocking);
 }
 
 // Reads a dense tensor's bytes.
 void readFrom(const at::Tensor& from, void* to, bool non_blocking) {
   const wire::Address base = baseOf(from);
-  streamOf(from).download(base, addressOf(from) - base, to, from.nbytes(), non_blocking);
+  sessionOf(from).download(base, addressOf(from) - base, to, from.nbytes(), non_blocking);
 }
 
 void copyFromDevice(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
@@ -71,11 +71,30 @@ void copyFromDevice(at::Tensor& self, const at::Tensor& source, bool non_blockin
   self.copy_(received);
 }
 
+// Between two devices of a lease the bytes go from worker to worker; what has to be converted or
+// spread out is so before (fewer bytes) or after it.
 void copyBetweenDevices(at::Tensor& self, const at::Tensor& source) {
-  const at::Tensor from = source.contiguous();
-  at::Tensor host = at::empty(from.sizes(), from.options().device(at::kCPU));
-  copyFromDevice(host, from, false);
-  copyToDevice(self, host, false);
+  if (&sessionOf(self) != &sessionOf(source)) {
+    at::Tensor host = at::empty(source.sizes(), source.options().device(at::kCPU));
+    copyFromDevice(host, source, false);
+    return copyToDevice(self, host, false);
+  }
+  const bool smaller = self.itemsize() < source.itemsize();
+  at::Tensor from = smaller ? source.to(self.scalar_type()) : source;
+  if (from.sizes() != self.sizes() || self.scalar_type() != from.scalar_type() || !isDense(self)) {
+    at::Tensor moved = at::empty(from.sizes(), from.options().device(self.device()));
+    copyBetweenDevices(moved, from);
+    return copyOnDevice(self, moved, false);
+  }
+  if (from.strides() != self.strides() || !isDense(from)) {
+    at::Tensor same_layout = at::empty_strided(self.sizes(), self.strides(), from.options());
+    copyOnDevice(same_layout, from, false);
+    from = same_layout;
+  }
+  const wire::Address to_base = baseOf(self);
+  const wire::Address from_base = baseOf(from);
+  sessionOf(self).copyAcross(to_base, addressOf(self) - to_base, from_base,
+                             addressOf(from) - from_base, from.nbytes());
 }
 
 // The lazy conjugate and negative bits of either side become a real operation on the destination.
@@ -95,7 +114,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
     return self;
   }
   if (onDevice(to) && onDevice(from)) {
-    if (&streamOf(to) == &streamOf(from)) {
+    if (&sessionOf(to) == &sessionOf(from) && to.device() == from.device()) {
       copyOnDevice(to, from, non_blocking);
     } else {
       copyBetweenDevices(to, from);

@@ -14,69 +14,74 @@ Devices& Devices::get() {
   return *devices;
 }
 
-Stream& Devices::stream(c10::DeviceIndex index) {
-  if (index < 0) index = current_;
-  if (count() == 0 && start_pool) start_pool();
-  TORCH_CHECK(index < count(), "shoal:", static_cast<int>(index), " does not exist: the lease has ",
-              static_cast<int>(count()), " device(s). Ask for more with shoal.connect(devices=N).");
-  Stream* stream = by_index_[static_cast<size_t>(index)].load(std::memory_order_acquire);
-  TORCH_CHECK(stream != nullptr, "shoal: the lease has ended. Call shoal.connect() again.");
-  return *stream;
+Session& Devices::session() {
+  if (!attached() && start_pool) start_pool();
+  Session* session = present_.load(std::memory_order_acquire);
+  TORCH_CHECK(session != nullptr, "shoal: the lease has ended. Call shoal.connect() again.");
+  return *session;
 }
 
-Stream& Devices::owner(wire::Address address) const {
-  Stream* stream = bySession(wire::sessionOf(address) % wire::kSessionsMax);
-  if (stream == nullptr) {
+Session& Devices::sessionWith(c10::DeviceIndex index) {
+  Session& session = this->session();
+  TORCH_CHECK(index <= static_cast<c10::DeviceIndex>(session.size()),
+              "shoal:", static_cast<int>(index), " does not exist: the lease has ", session.size(),
+              " device(s). Ask for more with shoal.connect(devices=N).");
+  return session;
+}
+
+Session& Devices::owner(wire::Address address) const {
+  Session* session = byNumber(wire::sessionOf(address) % wire::kSessionsMax);
+  if (session == nullptr) {
     raiseDeviceLost(
         "this tensor belongs to a shoal session that has ended; its memory is gone. "
         "Create it again on the present lease.");
   }
-  return *stream;
+  return *session;
 }
 
-void Devices::attach(std::unique_ptr<Stream> stream) {
+c10::DeviceIndex Devices::count() const {
+  const Session* session = present_.load(std::memory_order_acquire);
+  if (session == nullptr) return 0;
+  return static_cast<c10::DeviceIndex>(session->single() ? 1 : session->size() + 1);
+}
+
+void Devices::attach(std::unique_ptr<Session> session) {
   std::lock_guard lock(mutex_);
-  const auto& options = stream->options();
-  TORCH_CHECK(options.session > 0 && options.session < wire::kSessionsMax, "bad session number");
-  TORCH_CHECK(sessions_[options.session].load() == nullptr, "session number in use");
-  TORCH_CHECK(options.index >= 0 && options.index < kDevicesMax, "too many devices in a lease");
-  Stream* raw = stream.release();
-  sessions_[options.session].store(raw, std::memory_order_release);
-  by_index_[static_cast<size_t>(options.index)].store(raw, std::memory_order_release);
-  if (options.index + 1 > count_) count_ = static_cast<c10::DeviceIndex>(options.index + 1);
+  const uint32_t number = session->number();
+  TORCH_CHECK(number > 0 && number < wire::kSessionsMax, "bad session number");
+  TORCH_CHECK(sessions_[number].load() == nullptr, "session number in use");
+  TORCH_CHECK(session->size() > 0, "a lease has at least one device");
+  Session* raw = session.release();
+  sessions_[number].store(raw, std::memory_order_release);
+  present_.store(raw, std::memory_order_release);
 }
 
-void Devices::detachAll() {
+void Devices::detach() {
   {
     std::lock_guard lock(mutex_);
-    for (auto& entry : by_index_) {
-      if (Stream* stream = entry.exchange(nullptr)) stream->close();
-    }
-    count_ = 0;
+    if (Session* session = present_.exchange(nullptr)) session->close();
   }
   sweep();
 }
 
-bool Devices::abandonAll() {
+bool Devices::abandon() {
   // No lock: another thread of the parent may have held it when the child was made.
-  for (auto& entry : by_index_) {
-    if (Stream* stream = entry.exchange(nullptr)) stream->abandon();
-  }
-  const bool leased = count_.exchange(0) > 0;
+  Session* session = present_.exchange(nullptr);
+  if (session != nullptr) session->abandon();
   if (HostMemory::exists()) HostMemory::get().abandon();
-  return leased || HostMemory::exists();
+  return session != nullptr || HostMemory::exists();
 }
 
 void Devices::sweep() noexcept {
   std::lock_guard lock(mutex_);
   for (auto& entry : sessions_) {
-    Stream* stream = entry.load();
-    if (stream == nullptr || stream->usable() || stream->liveSegments() > 0) continue;
-    bool present = false;
-    for (auto& indexed : by_index_) present = present || indexed.load() == stream;
-    if (present) continue;
+    Session* session = entry.load();
+    if (session == nullptr || session == present_.load() || session->usable() ||
+        session->liveSegments() > 0) {
+      continue;
+    }
     entry.store(nullptr);
-    delete stream;
+    delete session;
   }
 }
 

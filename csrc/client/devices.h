@@ -1,5 +1,5 @@
-// Which streams this program has: by device index (the present lease) and by session (the owner of
-// an address). A stream outlives its lease while tensors of it are alive.
+// Which sessions this program has: the present lease, and the owner of any address. A session
+// outlives its lease while tensors of it are alive.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -11,36 +11,36 @@
 #include <mutex>
 #include <vector>
 
-#include "client/stream.h"
+#include "client/session.h"
 
 namespace shoal::client {
-
-// Member devices of a lease that one program can hold; autograd keeps a thread for each.
-inline constexpr c10::DeviceIndex kDevicesMax = 33;
 
 class Devices {
  public:
   static Devices& get();
 
-  // The stream of a device of the present lease. Starts or joins a pool if there is none yet.
-  Stream& stream(c10::DeviceIndex index);
-  // The stream that an address belongs to; null if its session is over and forgotten.
-  Stream* bySession(uint32_t session) const {
-    return sessions_[session].load(std::memory_order_acquire);
+  // The present lease. Starts or joins a pool if there is none yet.
+  Session& session();
+  // The present lease, which must have device `index`.
+  Session& sessionWith(c10::DeviceIndex index);
+  // The session of a number; null if it is over and forgotten.
+  Session* byNumber(uint32_t number) const {
+    return sessions_[number].load(std::memory_order_acquire);
   }
-  Stream& owner(wire::Address address) const;
+  Session& owner(wire::Address address) const;
 
-  void attach(std::unique_ptr<Stream> stream);
-  void detachAll();
+  void attach(std::unique_ptr<Session> session);
+  void detach();
   // In a forked child: closes the streams' sockets without a word to the workers, which are the
   // parent's. True if there was anything that the two cannot share.
-  bool abandonAll();
-  // Closed streams are kept until the last of their segments is freed.
+  bool abandon();
+  // Closed sessions are kept until the last of their segments is freed.
   void sweep() noexcept;
   std::vector<uint32_t> sessionsInUse() const;
 
-  c10::DeviceIndex count() const { return count_.load(std::memory_order_relaxed); }
-  bool attached() const { return count() > 0; }
+  // Devices of the present lease: one, or the whole and each member.
+  c10::DeviceIndex count() const;
+  bool attached() const { return present_.load(std::memory_order_relaxed) != nullptr; }
   static c10::DeviceIndex current() { return current_; }
   static void setCurrent(c10::DeviceIndex index) { current_ = index; }
 
@@ -49,9 +49,8 @@ class Devices {
 
  private:
   mutable std::mutex mutex_;
-  std::array<std::atomic<Stream*>, wire::kSessionsMax> sessions_{};
-  std::array<std::atomic<Stream*>, kDevicesMax> by_index_{};
-  std::atomic<c10::DeviceIndex> count_{0};
+  std::array<std::atomic<Session*>, wire::kSessionsMax> sessions_{};
+  std::atomic<Session*> present_{nullptr};
   static thread_local c10::DeviceIndex current_;
 };
 

@@ -8,7 +8,7 @@
 
 #include "client/call_template.h"
 #include "client/infer.h"
-#include "client/stream.h"
+#include "client/parts.h"
 #include "client/tensor.h"
 #include "wire/layout.h"
 #include "wire/limits.h"
@@ -20,7 +20,6 @@ namespace {
 using wire::Kind;
 using wire::OutputKind;
 using wire::Tag;
-using Lock = Stream::Lock;
 
 std::atomic<bool> g_blocking{false};
 
@@ -29,8 +28,15 @@ struct Issue {
   const OperatorInfo& info;
   CallTemplate& call;
   torch::jit::Stack* stack;
-  uint64_t graph;  // 0: not recorded
+  uint64_t graph;            // 0: not recorded
+  Stream* stream = nullptr;  // of the member that runs it, once that is decided
 };
+
+uint64_t freshBytes(const std::vector<OutputMeta>& outputs) {
+  uint64_t total = 0;
+  for (const auto& output : outputs) total += output.bytes;
+  return total;
+}
 
 void appendOutputs(std::vector<uint64_t>& words, const std::vector<OutputMeta>& outputs) {
   for (const auto& output : outputs) {
@@ -42,7 +48,7 @@ void appendOutputs(std::vector<uint64_t>& words, const std::vector<OutputMeta>& 
 }
 
 void postPrepare(const Issue& issue, const CachedCall& cached, const Lock& held) {
-  Stream& stream = issue.call.stream();
+  Stream& stream = *issue.stream;
   std::vector<uint64_t> outputs;
   appendOutputs(outputs, cached.outputs);
   const std::string& name = issue.info.name;
@@ -62,8 +68,14 @@ void postPrepare(const Issue& issue, const CachedCall& cached, const Lock& held)
 // Writes the call itself. `addresses` are those of the outputs.
 uint64_t postCall(const Issue& issue, uint32_t id, uint16_t flags,
                   c10::ArrayRef<wire::Address> addresses, const Lock& held) {
-  Stream& stream = issue.call.stream();
-  for (const wire::Address base : issue.call.bases()) stream.ensureBound(base, held);
+  Stream& stream = *issue.stream;
+  Session& session = stream.session();
+  for (const SegmentUse& use : issue.call.uses()) session.bring(use.base, stream, held);
+  if (issue.info.random && !session.single() && issue.call.device().index() == 0) {
+    const bool own = issue.call.hasGenerator();
+    session.bringGenerator(own ? issue.call.generator() : wire::kLeaseGenerator, stream, held);
+    if (!own) flags |= wire::kFlagLeaseRandom;
+  }
   const auto& immediates = issue.call.immediates();
   const size_t graph_words = issue.graph != 0 ? 1 : 0;
   if (issue.graph != 0) flags |= wire::kFlagRecord;
@@ -73,19 +85,25 @@ uint64_t postCall(const Issue& issue, uint32_t id, uint16_t flags,
   if (issue.graph != 0) *out++ = issue.graph;
   out = std::copy(immediates.begin(), immediates.end(), out);
   std::copy(addresses.begin(), addresses.end(), out);
-  return stream.commit(held);
+  const uint64_t sequence = stream.commit(held);
+  session.traceCall(issue.call.uses(), addresses, stream, held);
+  for (const SegmentUse& use : issue.call.uses()) {
+    if (use.writes) session.wrote(use.base, stream, sequence, held);
+  }
+  for (const wire::Address address : addresses) {
+    if (address != 0) session.made(address, stream, sequence, held);
+  }
+  return sequence;
 }
 
-void mintOutputs(Stream& stream, const std::vector<OutputMeta>& outputs,
+void mintOutputs(const Issue& issue, const std::vector<OutputMeta>& outputs,
                  c10::SmallVectorImpl<wire::Address>& addresses, const Lock& held) {
-  uint64_t total = 0;
-  for (const auto& output : outputs) total += output.bytes;
-  stream.checkRoom(total, held);  // all or none
+  Session& session = issue.call.session();
+  const c10::DeviceIndex index = issue.call.device().index();
+  session.checkRoom(freshBytes(outputs), index, held);  // all or none
   for (const auto& output : outputs) {
     if (output.kind != OutputKind::kFresh && output.kind != OutputKind::kResized) continue;
-    const wire::Address address = output.bytes == 0 ? 0 : stream.mint(output.bytes, held);
-    if (address != 0) stream.markBound(address, held);
-    addresses.push_back(address);
+    addresses.push_back(output.bytes == 0 ? 0 : session.mint(output.bytes, index, held));
   }
 }
 
@@ -100,7 +118,7 @@ void applyResize(const OutputMeta& output, wire::Address address, const at::Tens
 void finish(const Issue& issue, const std::vector<OutputMeta>& outputs,
             c10::ArrayRef<wire::Address> addresses, c10::ArrayRef<c10::IValue> scalars,
             Lock* held) {
-  const c10::Device device = issue.call.stream().device();
+  const c10::Device device = issue.call.device();
   const auto arguments = torch::jit::last(*issue.stack, issue.info.argument_count);
   c10::SmallVector<c10::IValue, 4> results;
   const wire::Address* address = addresses.begin();
@@ -174,19 +192,21 @@ c10::IValue parseScalar(wire::Reader& reader) {
 
 // The outputs are not known: the worker runs the call and tells.
 void learn(const Issue& issue) {
-  Stream& stream = issue.call.stream();
+  Stream& stream = *issue.stream;
+  Session& session = stream.session();
   static std::mutex learning;  // kBind names the outputs of the last learning call
   const std::lock_guard one_at_a_time(learning);
   uint32_t id;
   uint64_t sequence;
   {
-    const Lock held = stream.lock();
+    const Lock held = session.lock();
+    session.makeRoom(stream, issue.call.uses(), 0, held);
     CachedCall* cached = stream.cache().find(issue.call.hash(issue.info), &issue.info,
                                              issue.call.key().data(), issue.call.key().size());
     TORCH_INTERNAL_ASSERT(cached != nullptr);
     id = cached->id;
     sequence = postCall(issue, id, wire::kFlagLearn, {}, held);
-    stream.countRoundTrip(held);
+    ++stream.traffic(held).round_trips;
   }
   const auto payload = stream.await(sequence);
   wire::Reader reader(payload.data(), payload.size());
@@ -201,12 +221,15 @@ void learn(const Issue& issue) {
   }
   c10::SmallVector<wire::Address, 4> addresses;
   {
-    const Lock held = stream.lock();
-    mintOutputs(stream, outputs, addresses, held);
+    const Lock held = session.lock();
+    mintOutputs(issue, outputs, addresses, held);
     uint64_t* out = stream.begin(Kind::kBind, 1 + addresses.size(), 0, held);
     *out++ = addresses.size();
     std::copy(addresses.begin(), addresses.end(), out);
-    stream.commit(held);
+    const uint64_t bound = stream.commit(held);
+    for (const wire::Address address : addresses) {
+      if (address != 0) session.made(address, stream, bound, held);
+    }
     CachedCall* cached = stream.cache().find(issue.call.hash(issue.info), &issue.info,
                                              issue.call.key().data(), issue.call.key().size());
     if (repeatable && cached != nullptr && cached->id == id) {
@@ -221,7 +244,7 @@ void learn(const Issue& issue) {
 
 // Makes room for the call in the cache and tells the worker of it.
 CachedCall* prepare(const Issue& issue, uint64_t hash, Lock& held) {
-  Stream& stream = issue.call.stream();
+  Stream& stream = *issue.stream;
   held.unlock();
   std::vector<OutputMeta> outputs;
   const auto arguments = torch::jit::last(*issue.stack, issue.info.argument_count);
@@ -241,25 +264,32 @@ CachedCall* prepare(const Issue& issue, uint64_t hash, Lock& held) {
   return cached;
 }
 
-void issueCall(const Issue& issue) {
-  Stream& stream = issue.call.stream();
+Stream* issueCall(Issue issue) {
+  Session& session = issue.call.session();
   const uint64_t hash = issue.call.hash(issue.info);
   const auto& key = issue.call.key();
-  Lock held = stream.lock();
+  if (!session.single()) session.awaitRoom(issue.call.device().index());
+  Lock held = session.lock();
+  Stream& stream = session.place(issue.call.uses(), issue.call.device().index(), 0, held);
+  issue.stream = &stream;
   CachedCall* cached = stream.cache().find(hash, &issue.info, key.data(), key.size());
   if (cached == nullptr) cached = prepare(issue, hash, held);
   if (!cached->known) {
     held.unlock();
-    return learn(issue);
+    learn(issue);
+    return &stream;
   }
   c10::SmallVector<wire::Address, 4> addresses;
   if (issue.info.constant_answer) {
-    return finish(issue, cached->outputs, addresses, cached->answer, &held);
+    finish(issue, cached->outputs, addresses, cached->answer, &held);
+    return &stream;
   }
-  mintOutputs(stream, cached->outputs, addresses, held);
+  mintOutputs(issue, cached->outputs, addresses, held);
+  session.makeRoom(stream, issue.call.uses(), freshBytes(cached->outputs), held);
   postCall(issue, cached->id, 0, addresses, held);
   finish(issue, cached->outputs, addresses, {}, &held);
   if (g_blocking.load(std::memory_order_relaxed)) stream.synchronize();
+  return &stream;
 }
 
 // Index operators take CPU indices: they are moved to the device like local torch does.
@@ -282,14 +312,14 @@ void uploadIndices(const OperatorInfo& info, torch::jit::Stack* stack, c10::Devi
   }
 }
 
-void run(const OperatorInfo& info, torch::jit::Stack* stack, uint64_t graph) {
+Stream* run(const OperatorInfo& info, torch::jit::Stack* stack, uint64_t graph) {
   static thread_local CallTemplate reused;
   static thread_local bool in_use = false;
   if (in_use) {  // an operator inside an operator (shape functions, uploads)
     CallTemplate own;
     own.build(info, torch::jit::last(*stack, info.argument_count), graph != 0);
     if (own.needsUpload()) {
-      uploadIndices(info, stack, own.stream().device());
+      uploadIndices(info, stack, own.device());
       own.build(info, torch::jit::last(*stack, info.argument_count), graph != 0);
     }
     return issueCall({info, own, stack, graph});
@@ -300,10 +330,10 @@ void run(const OperatorInfo& info, torch::jit::Stack* stack, uint64_t graph) {
   } const mark;
   reused.build(info, torch::jit::last(*stack, info.argument_count), graph != 0);
   if (reused.needsUpload()) {
-    uploadIndices(info, stack, reused.stream().device());
+    uploadIndices(info, stack, reused.device());
     reused.build(info, torch::jit::last(*stack, info.argument_count), graph != 0);
   }
-  issueCall({info, reused, stack, graph});
+  return issueCall({info, reused, stack, graph});
 }
 
 }  // namespace
@@ -311,12 +341,17 @@ void run(const OperatorInfo& info, torch::jit::Stack* stack, uint64_t graph) {
 void dispatchCall(const OperatorInfo& info, torch::jit::Stack* stack) {
   if (Inference::active()) return Inference::reached(info, stack);
   Stream::noteLine();
+  if (info.lists_of_parts && splitItems(info, stack)) return;
   run(info, stack, 0);
 }
 
-void dispatchRecorded(const OperatorInfo& info, torch::jit::Stack* stack, uint64_t graph) {
+void dispatchWhole(const OperatorInfo& info, torch::jit::Stack* stack) {
+  run(info, stack, 0);
+}
+
+const Stream& dispatchRecorded(const OperatorInfo& info, torch::jit::Stack* stack, uint64_t graph) {
   Stream::noteLine();
-  run(info, stack, graph);
+  return *run(info, stack, graph);
 }
 
 void setBlocking(bool blocking) {

@@ -4,15 +4,19 @@
 #include <ATen/core/stack.h>
 
 #include "client/operator_info.h"
+#include "client/stream.h"
 
 namespace shoal::client {
 
 // Replaces the call's arguments on the stack by its results.
 void dispatchCall(const OperatorInfo& info, torch::jit::Stack* stack);
 
+// The same as one call on one device, for those who have divided it already.
+void dispatchWhole(const OperatorInfo& info, torch::jit::Stack* stack);
+
 // The same for an operator whose autograd graph the worker keeps under `graph`. Needs gradients of
-// exactly those tensors that require them.
-void dispatchRecorded(const OperatorInfo& info, torch::jit::Stack* stack, uint64_t graph);
+// exactly those tensors that require them. Returns the stream of the member that keeps it.
+const Stream& dispatchRecorded(const OperatorInfo& info, torch::jit::Stack* stack, uint64_t graph);
 
 // SHOAL_BLOCKING=1: every call waits for its result, so errors appear where they happen.
 void setBlocking(bool blocking);

@@ -16,7 +16,7 @@
 namespace shoal::client {
 namespace {
 
-std::atomic<uint64_t> g_next_number{1};
+std::atomic<uint64_t> g_next_number{wire::kFirstUserGenerator};
 
 class GeneratorImpl final : public c10::GeneratorImpl {
  public:
@@ -28,9 +28,10 @@ class GeneratorImpl final : public c10::GeneratorImpl {
   ~GeneratorImpl() override {
     if (number_ == 0 || session_ == 0) return;
     try {
-      Stream* stream = Devices::get().bySession(session_);
-      if (stream != nullptr && stream->usable())
-        stream->post(wire::Kind::kGeneratorDrop, {number_});
+      Session* session = Devices::get().byNumber(session_);
+      if (session == nullptr || !session->usable()) return;
+      const Lock held = session->lock();
+      session->generatorHome(number_, held).post(wire::Kind::kGeneratorDrop, {number_}, held);
     } catch (...) {
     }
   }
@@ -39,9 +40,9 @@ class GeneratorImpl final : public c10::GeneratorImpl {
     seed_ = seed;
     // A device of no lease yet gets its seed when its session starts.
     if (device().index() < Devices::get().count()) {
-      Stream& stream = Devices::get().stream(device().index());
-      session_ = stream.options().session;
-      stream.post(wire::Kind::kSeed, {number_, seed_});
+      Session& session = Devices::get().session();
+      session_ = session.number();
+      sendSeed(session);
     }
   }
   uint64_t current_seed() const override { return seed_; }
@@ -62,11 +63,12 @@ class GeneratorImpl final : public c10::GeneratorImpl {
     TORCH_CHECK(
         state.device().is_cpu() && state.is_contiguous() && bytes < wire::kMessageBytesMax / 2,
         "a generator's state must be a contiguous CPU tensor");
-    Stream& stream = attachedStream();
-    const auto held = stream.lock();
+    Session& session = attachedSession();
+    const Lock held = session.lock();
+    Stream& stream = home(session, held);
     const size_t words = (bytes + 7) / 8;
     uint64_t* out = stream.begin(wire::Kind::kGeneratorSet, 2 + words, 0, held);
-    out[0] = number_;
+    out[0] = number(session);
     out[1] = bytes;
     if (words > 0) out[1 + words] = 0;
     std::memcpy(out + 2, state.data(), bytes);
@@ -74,8 +76,13 @@ class GeneratorImpl final : public c10::GeneratorImpl {
   }
 
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
-    const auto payload = const_cast<GeneratorImpl*>(this)->attachedStream().request(
-        wire::Kind::kGeneratorGet, {number_});
+    Session& session = const_cast<GeneratorImpl*>(this)->attachedSession();
+    Stream* stream;
+    {
+      const Lock held = session.lock();
+      stream = &home(session, held);
+    }
+    const auto payload = stream->request(wire::Kind::kGeneratorGet, {number(session)});
     wire::Reader reader(payload.data(), payload.size());
     const auto data = reader.bytes(reader.word("bytes"), wire::kMessageBytesMax, "state");
     at::Tensor state = at::empty({static_cast<int64_t>(data.size())}, at::kByte);
@@ -83,16 +90,22 @@ class GeneratorImpl final : public c10::GeneratorImpl {
     return state.getIntrusivePtr();
   }
 
-  // The stream of the present lease; a new session first gets this generator's seed.
-  Stream& attachedStream() {
-    Stream& stream = Devices::get().stream(device().index());
-    if (session_ != stream.options().session) {
-      session_ = stream.options().session;
-      stream.post(wire::Kind::kSeed, {number_, seed_});
+  // The present lease; a new session first gets this generator's seed.
+  Session& attachedSession() {
+    Session& session = Devices::get().sessionWith(device().index());
+    if (session_ != session.number()) {
+      session_ = session.number();
+      sendSeed(session);
     }
-    return stream;
+    return session;
   }
-  uint64_t number() const { return number_; }
+  uint64_t number(const Session& session) const {
+    return number_ != 0 ? number_ : session.defaultGenerator(device().index());
+  }
+  void sendSeed(Session& session) {
+    const Lock held = session.lock();
+    home(session, held).post(wire::Kind::kSeed, {number(session), seed_}, held);
+  }
 
  private:
   GeneratorImpl* clone_impl() const override {
@@ -102,7 +115,13 @@ class GeneratorImpl final : public c10::GeneratorImpl {
     return copy;
   }
 
-  uint64_t number_;
+  // Where the state is: a member's own generators stay, the lease's go to where they are needed.
+  Stream& home(Session& session, const Lock& held) const {
+    if (device().index() > 0 || session.single()) return session.deviceMember(device().index());
+    return session.generatorHome(number(session), held);
+  }
+
+  uint64_t number_;  // 0: the device's default one
   uint64_t seed_;
   uint32_t session_ = 0;  // where the worker knows this generator
 };
@@ -125,19 +144,24 @@ at::Generator newGenerator(c10::DeviceIndex index) {
   return at::make_generator<GeneratorImpl>(index, uint64_t{g_next_number++});
 }
 
-uint64_t generatorNumber(const at::Generator& generator, Stream& stream) {
+uint64_t generatorNumber(const at::Generator& generator, Session& session, c10::DeviceIndex index) {
   TORCH_CHECK(generator.device().is_privateuseone(),
               "Expected a 'shoal' device type for generator "
               "but found '",
               generator.device().type(), "'");
   auto* impl = static_cast<GeneratorImpl*>(generator.unsafeGetGeneratorImpl());
-  TORCH_CHECK(&impl->attachedStream() == &stream, "the generator is on ", generator.device(),
-              ", but the operator runs on ", stream.device());
-  return impl->number();
+  TORCH_CHECK(&impl->attachedSession() == &session && generator.device().index() == index,
+              "the generator is on ", generator.device(),
+              ", but the operator runs on shoal:", static_cast<int>(index));
+  return impl->number(session);
 }
 
-void seedNewSession(Stream& stream) {
-  stream.post(wire::Kind::kSeed, {0, defaultGenerator(stream.options().index).current_seed()});
+void seedNewSession(Session& session) {
+  for (size_t i = session.single() ? 1 : 0; i <= session.size(); ++i) {
+    const auto index = static_cast<c10::DeviceIndex>(i);
+    const uint64_t seed = defaultGenerator(session.single() ? 0 : index).current_seed();
+    session.deviceMember(index).post(wire::Kind::kSeed, {session.defaultGenerator(index), seed});
+  }
 }
 
 }  // namespace shoal::client

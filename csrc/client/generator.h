@@ -4,15 +4,15 @@
 
 #include <ATen/core/Generator.h>
 
-#include "client/stream.h"
+#include "client/session.h"
 
 namespace shoal::client {
 
 const at::Generator& defaultGenerator(c10::DeviceIndex index);
 at::Generator newGenerator(c10::DeviceIndex index);
 // The worker's number of a generator. Raises if it belongs to another device.
-uint64_t generatorNumber(const at::Generator& generator, Stream& stream);
+uint64_t generatorNumber(const at::Generator& generator, Session& session, c10::DeviceIndex index);
 // A new session starts with the seeds that the program set before it.
-void seedNewSession(Stream& stream);
+void seedNewSession(Session& session);
 
 }  // namespace shoal::client

@@ -18,13 +18,25 @@ thread_local c10::StreamId t_stream = 0;
 // A point in an op stream. It is complete when the worker is past its sequence number.
 struct Event {
   uint64_t number;
-  uint64_t sequence;
   uint32_t session;
+  c10::DeviceIndex index;
+  c10::SmallVector<uint64_t, 2> sequences;  // by member of the device
 };
 
-Stream* aliveStream(const Event& event) {
-  Stream* stream = Devices::get().bySession(event.session);
-  return stream != nullptr && stream->usable() ? stream : nullptr;
+Session* aliveSession(const Event& event) {
+  Session* session = Devices::get().byNumber(event.session);
+  return session != nullptr && session->usable() ? session : nullptr;
+}
+
+// The members of a device: all of the lease, or one.
+c10::SmallVector<Stream*, 2> membersOf(Session& session, c10::DeviceIndex index) {
+  c10::SmallVector<Stream*, 2> members;
+  if (index > 0) {
+    members.push_back(&session.deviceMember(index));
+  } else {
+    for (size_t i = 0; i < session.size(); ++i) members.push_back(&session.member(i));
+  }
+  return members;
 }
 
 // All torch streams of a device share its one op stream: order is program order, which every use of
@@ -72,42 +84,59 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   c10::DeviceCapability getDeviceCapability(c10::Device) const override { return {}; }
 
   bool queryStream(const c10::Stream& stream) const override {
-    Stream& op_stream = Devices::get().stream(stream.device_index());
-    return op_stream.completed(op_stream.lastSequence());
+    const c10::DeviceIndex index = stream.device_index();
+    return Devices::get().sessionWith(index).idle(index);
   }
   void synchronizeStream(const c10::Stream& stream) const override {
     synchronizeDevice(stream.device_index());
   }
   void synchronizeDevice(const c10::DeviceIndex index) const override {
-    if (Devices::get().attached()) Devices::get().stream(index).synchronize();
+    if (Devices::get().attached()) Devices::get().sessionWith(index).synchronize(index);
   }
 
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex,
               const c10::EventFlag) const override {
-    Stream& op_stream = Devices::get().stream(stream.device_index());
-    if (*event == nullptr) *event = new Event{g_next_event++, 0, 0};
+    const c10::DeviceIndex index = stream.device_index();
+    Session& session = Devices::get().sessionWith(index);
+    if (*event == nullptr) *event = new Event{g_next_event++, 0, 0, {}};
     auto* recorded = static_cast<Event*>(*event);
-    recorded->session = op_stream.options().session;
-    recorded->sequence = op_stream.post(wire::Kind::kEventRecord, {recorded->number});
+    recorded->session = session.number();
+    recorded->index = index;
+    recorded->sequences.clear();
+    for (Stream* member : membersOf(session, index)) {
+      recorded->sequences.push_back(member->post(wire::Kind::kEventRecord, {recorded->number}));
+    }
   }
   void block(void*, const c10::Stream&) const override {}  // one op stream: already in order
   bool queryEvent(void* event) const override {
     if (event == nullptr) return true;
     const auto* recorded = static_cast<Event*>(event);
-    Stream* stream = aliveStream(*recorded);
-    return stream == nullptr || stream->completed(recorded->sequence);
+    Session* session = aliveSession(*recorded);
+    if (session == nullptr) return true;
+    const auto members = membersOf(*session, recorded->index);
+    for (size_t i = 0; i < members.size(); ++i) {
+      if (!members[i]->completed(recorded->sequences[i])) return false;
+    }
+    return true;
   }
   void synchronizeEvent(void* event) const override {
     if (event == nullptr) return;
     const auto* recorded = static_cast<Event*>(event);
-    if (Stream* stream = aliveStream(*recorded)) stream->waitCompleted(recorded->sequence);
+    Session* session = aliveSession(*recorded);
+    if (session == nullptr) return;
+    const auto members = membersOf(*session, recorded->index);
+    for (size_t i = 0; i < members.size(); ++i) {
+      members[i]->waitCompleted(recorded->sequences[i]);
+    }
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
     auto* recorded = static_cast<Event*>(event);
     if (recorded == nullptr) return;
     try {
-      if (Stream* stream = aliveStream(*recorded)) {
-        stream->post(wire::Kind::kEventDrop, {recorded->number});
+      if (Session* session = aliveSession(*recorded)) {
+        for (Stream* member : membersOf(*session, recorded->index)) {
+          member->post(wire::Kind::kEventDrop, {recorded->number});
+        }
       }
     } catch (...) {
     }
@@ -118,12 +147,17 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
                 "Both events must be recorded before calculating elapsed time.");
     const auto* from = static_cast<Event*>(start);
     const auto* to = static_cast<Event*>(end);
-    TORCH_CHECK(from->session == to->session, "the events are on different shoal devices");
-    Stream* stream = aliveStream(*to);
-    TORCH_CHECK(stream != nullptr, "the lease that recorded the events has ended");
-    const auto payload = stream->request(wire::Kind::kEventElapsed, {from->number, to->number});
-    TORCH_CHECK(payload.size() == 1, "shoal: malformed reply");
-    return wire::asDouble(payload[0]);
+    TORCH_CHECK(from->session == to->session && from->index == to->index,
+                "the events are on different shoal devices");
+    Session* session = aliveSession(*to);
+    TORCH_CHECK(session != nullptr, "the lease that recorded the events has ended");
+    double longest_ms = 0.0;  // of the members: the whole is done when the last of them is
+    for (Stream* member : membersOf(*session, to->index)) {
+      const auto payload = member->request(wire::Kind::kEventElapsed, {from->number, to->number});
+      TORCH_CHECK(payload.size() == 1, "shoal: malformed reply");
+      longest_ms = std::max(longest_ms, wire::asDouble(payload[0]));
+    }
+    return longest_ms;
   }
   void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {}
 

@@ -16,9 +16,7 @@ class Hooks final : public at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return Devices::get().attached(); }
-  void init() const override {
-    if (!Devices::get().attached()) Devices::get().stream(0);
-  }
+  void init() const override { Devices::get().session(); }
   c10::DeviceIndex deviceCount() const override { return Devices::get().count(); }
   void setCurrentDevice(c10::DeviceIndex device) const override { Devices::setCurrent(device); }
   c10::DeviceIndex getCurrentDevice() const override { return Devices::current(); }
@@ -37,7 +35,10 @@ class Hooks final : public at::PrivateUse1HooksInterface {
     return newGenerator(index);
   }
   at::Device getDeviceFromPtr(void* data) const override {
-    return Devices::get().owner(reinterpret_cast<wire::Address>(data)).device();
+    const auto address = reinterpret_cast<wire::Address>(data);
+    Session& session = Devices::get().owner(address);
+    const auto base = wire::makeAddress(session.number(), wire::slotOf(address));
+    return {c10::DeviceType::PrivateUse1, session.deviceOf(base, session.lock())};
   }
   bool isPinnedPtr(const void* data) const override {
     return HostMemory::exists() && HostMemory::get().contains(data);

@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "client/devices.h"
-#include "client/stream.h"
+#include "client/session.h"
 
 namespace shoal::client {
 namespace {
@@ -54,9 +54,9 @@ void HostMemory::release(uint64_t offset) {
   blocks_.release(offset);
 }
 
-void HostMemory::usedBy(const void* p, uint32_t session, uint64_t sequence) {
+void HostMemory::usedBy(const void* p, const Stream& stream, uint64_t sequence) {
   std::lock_guard lock(mutex_);
-  last_use_[offsetOf(p)] = {session, sequence};
+  last_use_[offsetOf(p)] = {stream.session().number(), stream.member(), sequence};
 }
 
 void HostMemory::releasePinned(uint64_t offset) {
@@ -73,7 +73,8 @@ void HostMemory::releasePinned(uint64_t offset) {
   Stream* last = nullptr;
   uint64_t sequence = 0;
   for (const Use& use : uses) {
-    Stream* stream = Devices::get().bySession(use.session);
+    Session* session = Devices::get().byNumber(use.session);
+    Stream* stream = session == nullptr ? nullptr : &session->member(use.member);
     if (stream == nullptr || !stream->usable() || stream->completed(use.sequence)) continue;
     if (last == nullptr || last == stream) {
       last = stream;
@@ -83,7 +84,7 @@ void HostMemory::releasePinned(uint64_t offset) {
     }
   }
   if (last != nullptr) {
-    last->releaseHostAfter(offset, sequence);
+    last->session().releaseHostAfter(offset, *last, sequence);
   } else {
     release(offset);
   }

@@ -37,7 +37,7 @@ class HostMemory {
   void release(uint64_t offset);
 
   // A pinned block may be freed while a worker still reads it: remembers the last use.
-  void usedBy(const void* p, uint32_t session, uint64_t sequence);
+  void usedBy(const void* p, const Stream& stream, uint64_t sequence);
 
   class PinnedAllocator;
   static c10::Allocator* pinnedAllocator();
@@ -45,7 +45,7 @@ class HostMemory {
  private:
   HostMemory();
   struct Use {
-    uint32_t session;
+    uint32_t session, member;
     uint64_t sequence;
   };
   void releasePinned(uint64_t offset);

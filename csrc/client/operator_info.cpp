@@ -29,6 +29,10 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& handle) : op(handle) {
   for (const auto& argument : schema.arguments()) {
     is_number.push_back(holdsNumber(argument.real_type()));
     has_out = has_out || argument.is_out();
+    // Batch norm changes its running statistics, though some of its schemas do not say so.
+    const bool statistics = startsWith(argument.name(), "running_");
+    const auto* alias = argument.alias_info();
+    writes.push_back(statistics || (alias != nullptr && alias->isWrite()));
     takes_host_tensor = takes_host_tensor || argument.name() == "batch_sizes";
   }
   size_t matched = 0;
@@ -46,6 +50,11 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& handle) : op(handle) {
   writes_only = !has_out && matched == return_of.size();
   structured = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
   dynamic = op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output);
+  random = op.hasTag(at::Tag::nondeterministic_seeded);
+  lists_of_parts = startsWith(name, "aten::_foreach_") || startsWith(name, "aten::_fused_adam") ||
+                   startsWith(name, "aten::_fused_sgd") ||
+                   startsWith(name, "aten::_fused_adagrad") ||
+                   startsWith(name, "aten::_amp_foreach_");
   constant_answer = name == "aten::_fused_sdp_choice";
   number_decides_shape = startsWith(name, "aten::arange") || startsWith(name, "aten::range") ||
                          startsWith(name, "aten::linspace") || startsWith(name, "aten::logspace");

@@ -15,11 +15,14 @@ struct OperatorInfo {
   std::string name;  // "aten::add.Tensor"
   size_t argument_count = 0;
   std::vector<bool> is_number;        // by argument: a Scalar (or a list of them)
+  std::vector<bool> writes;           // by argument: the operator changes it
   std::vector<int> return_of;         // by return: the argument that it is (mutated), or -1
   bool writes_only = false;           // every return is a mutated argument, and none may be resized
   bool has_out = false;               // takes `out=`, which the operator may resize
   bool structured = false;            // torch has a C++ shape function that we can reach
   bool constant_answer = false;       // returns a number that depends on shapes only
+  bool random = false;                // draws random numbers
+  bool lists_of_parts = false;        // `_foreach_` and `_fused_`: what it does, item by item
   bool dynamic = false;               // output shapes depend on data
   bool number_decides_shape = false;  // arange and its kin: Scalars belong to the key
   bool takes_host_index = false;      // index operators accept CPU index tensors

@@ -22,9 +22,13 @@ std::atomic<uint64_t> g_next_graph{1};
 
 class RecordedBackward final : public torch::autograd::Node {
  public:
-  RecordedBackward(uint64_t graph, uint32_t session, const std::vector<at::Tensor>& leaves,
-                   size_t outputs)
-      : graph_(graph), session_(session), outputs_(outputs) {
+  RecordedBackward(uint64_t graph, c10::Device device, const Stream& ran,
+                   const std::vector<at::Tensor>& leaves, size_t outputs)
+      : graph_(graph),
+        device_(device),
+        session_(ran.session().number()),
+        member_(ran.member()),
+        outputs_(outputs) {
     for (const auto& leaf : leaves) {
       OutputMeta meta;
       meta.dtype = leaf.scalar_type();
@@ -50,25 +54,28 @@ class RecordedBackward final : public torch::autograd::Node {
     TORCH_CHECK_NOT_IMPLEMENTED(!c10::GradMode::is_enabled(),
                                 "a recurrent layer that runs whole on a shoal device has no second "
                                 "derivative; set torch.shoal.whole_rnn(False) to run it in steps");
-    Stream* stream = Devices::get().bySession(session_);
-    TORCH_CHECK(stream != nullptr, "the lease that ran the forward pass has ended");
+    Session* session = Devices::get().byNumber(session_);
+    TORCH_CHECK(session != nullptr, "the lease that ran the forward pass has ended");
+    Stream* stream = &session->member(member_);
     for (auto& grad : grads) {
       if (grad.defined()) grad = grad.contiguous();
     }
     std::vector<wire::Address> made;
     Stream::noteLine();
     {
-      const auto held = stream->lock();
+      const Lock held = session->lock();
+      std::vector<SegmentUse> uses;
+      for (const auto& grad : grads) {
+        if (grad.defined() && baseOf(grad) != 0) uses.push_back({baseOf(grad), false});
+      }
       uint64_t total = 0;
       for (const auto& leaf : leaves_) total += leaf.bytes;
-      stream->checkRoom(total, held);
+      session->checkRoom(total, device_.index(), held);
       for (const auto& leaf : leaves_) {
-        made.push_back(leaf.bytes == 0 ? 0 : stream->mint(leaf.bytes, held));
-        if (made.back() != 0) stream->markBound(made.back(), held);
+        made.push_back(leaf.bytes == 0 ? 0 : session->mint(leaf.bytes, device_.index(), held));
       }
-      for (const auto& grad : grads) {
-        if (grad.defined()) stream->ensureBound(baseOf(grad), held);
-      }
+      session->makeRoom(*stream, uses, total, held);
+      for (const SegmentUse& use : uses) session->bring(use.base, *stream, held);
       uint64_t* out = stream->begin(wire::Kind::kBackward, 2 + outputs_ + made.size(), 0, held);
       *out++ = graph_;
       *out++ = wire::pair(static_cast<uint32_t>(outputs_), static_cast<uint32_t>(made.size()));
@@ -76,11 +83,14 @@ class RecordedBackward final : public torch::autograd::Node {
         *out++ = i < grads.size() && grads[i].defined() ? addressOf(grads[i]) : 0;
       }
       std::copy(made.begin(), made.end(), out);
-      stream->commit(held);
+      const uint64_t sequence = stream->commit(held);
+      for (const wire::Address address : made) {
+        if (address != 0) session->made(address, *stream, sequence, held);
+      }
     }
     variable_list results;
     for (size_t i = 0; i < made.size(); ++i) {
-      results.push_back(makeTensor(made[i], leaves_[i], stream->device()));
+      results.push_back(makeTensor(made[i], leaves_[i], device_));
     }
     return results;
   }
@@ -90,14 +100,16 @@ class RecordedBackward final : public torch::autograd::Node {
     if (dropped_) return;
     dropped_ = true;
     try {
-      Stream* stream = Devices::get().bySession(session_);
-      if (stream != nullptr && stream->usable()) stream->post(wire::Kind::kGraphDrop, {graph_});
+      Session* session = Devices::get().byNumber(session_);
+      if (session == nullptr || !session->member(member_).usable()) return;
+      session->member(member_).post(wire::Kind::kGraphDrop, {graph_});
     } catch (...) {
     }
   }
 
   uint64_t graph_;
-  uint32_t session_;
+  c10::Device device_;
+  uint32_t session_, member_;  // where the graph is
   size_t outputs_;
   std::vector<OutputMeta> leaves_;
   bool dropped_ = false;
@@ -129,12 +141,12 @@ void dispatchWithGraph(const OperatorInfo& info, torch::jit::Stack* stack) {
   if (c10::GradMode::is_enabled()) leaves = tensorsWithGradient(arguments);
   if (leaves.empty()) return dispatchCall(info, stack);
   const uint64_t graph = g_next_graph++;
-  const uint32_t session = streamOf(leaves[0]).options().session;
+  const c10::Device device = leaves[0].device();
   auto edges = torch::autograd::collect_next_edges(leaves);
   const size_t below = stack->size() - info.argument_count;
-  dispatchRecorded(info, stack, graph);
+  const Stream& ran = dispatchRecorded(info, stack, graph);
   const size_t outputs = stack->size() - below;
-  auto node = c10::make_intrusive<RecordedBackward>(graph, session, leaves, outputs);
+  auto node = c10::make_intrusive<RecordedBackward>(graph, device, ran, leaves, outputs);
   node->set_next_edges(std::move(edges));
   for (size_t i = below; i < stack->size(); ++i) {
     at::Tensor output = (*stack)[i].toTensor();

@@ -13,7 +13,8 @@ namespace {
 void releaseAddress(void* context) {
   const auto address = reinterpret_cast<wire::Address>(context);
   if (address == 0) return;
-  if (Stream* stream = Devices::get().bySession(wire::sessionOf(address))) stream->release(address);
+  Session* session = Devices::get().byNumber(wire::sessionOf(address));
+  if (session != nullptr) session->release(address);
 }
 
 c10::DataPtr makePointer(wire::Address address, c10::Device device) {
@@ -26,40 +27,39 @@ class Allocator final : public c10::DeviceAllocator {
   c10::DataPtr allocate(size_t bytes) override {
     const c10::Device device(c10::DeviceType::PrivateUse1, Devices::current());
     if (bytes == 0 || Inference::active()) return makePointer(0, device);
-    return makePointer(Devices::get().stream(device.index()).mint(bytes), device);
+    Session& session = Devices::get().sessionWith(device.index());
+    return makePointer(session.mint(bytes, device.index()), device);
   }
   c10::DeleterFnPtr raw_deleter() const override { return &releaseAddress; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
-    Stream& stream = Devices::get().owner(reinterpret_cast<wire::Address>(to));
     const auto target = reinterpret_cast<wire::Address>(to);
-    const auto held = stream.lock();
-    stream.ensureBound(target - target % wire::kSlotBytes, held);
-    stream.post(wire::Kind::kCopyWithin, {target, reinterpret_cast<wire::Address>(from), bytes},
-                held);
+    Session& session = Devices::get().owner(target);
+    session.copyWithin(target, reinterpret_cast<wire::Address>(from), bytes, session.lock());
   }
 
   bool initialized() override { return Devices::get().attached(); }
   void emptyCache(c10::MempoolId_t) override {
-    for (c10::DeviceIndex i = 0; i < Devices::get().count(); ++i) {
-      Devices::get().stream(i).post(wire::Kind::kTrim, {});
-    }
+    if (Devices::get().attached()) Devices::get().session().trim();
   }
   void recordStream(const c10::DataPtr&, c10::Stream) override {
     // Frees travel in the stream behind the uses: nothing to record.
   }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex index) override;
   void resetAccumulatedStats(c10::DeviceIndex) override {}
-  void resetPeakStats(c10::DeviceIndex index) override { Devices::get().stream(index).resetPeak(); }
+  void resetPeakStats(c10::DeviceIndex index) override {
+    Devices::get().sessionWith(index).resetPeak();
+  }
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex index) override {
-    const MemoryUse use = Devices::get().stream(index).memoryUse();
-    return {use.limit_bytes - use.allocated_bytes, use.limit_bytes};
+    const MemoryUse use = Devices::get().sessionWith(index).memoryUse(index);
+    const uint64_t used = std::min(use.allocated_bytes, use.memory_bytes);
+    return {use.memory_bytes - used, use.memory_bytes};
   }
 };
 
 c10::CachingDeviceAllocator::DeviceStats Allocator::getDeviceStats(c10::DeviceIndex index) {
-  Stream& stream = Devices::get().stream(index);
-  const MemoryUse use = stream.memoryUse();
-  const auto worker = stream.request(wire::Kind::kStats, {});
+  Session& session = Devices::get().sessionWith(index);
+  const MemoryUse use = session.memoryUse(index);
+  const auto worker = session.deviceMember(index).request(wire::Kind::kStats, {});
   c10::CachingDeviceAllocator::DeviceStats stats;
   const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   const auto set = [all](c10::CachingAllocator::StatArray& stat, uint64_t now, uint64_t peak) {
@@ -85,9 +85,10 @@ c10::DeviceAllocator* allocator() {
   return &g_allocator;
 }
 
-Stream& streamOf(const at::Tensor& tensor) {
+Session& sessionOf(const at::Tensor& tensor) {
   const wire::Address base = baseOf(tensor);
-  return base == 0 ? Devices::get().stream(tensor.device().index()) : Devices::get().owner(base);
+  return base == 0 ? Devices::get().sessionWith(tensor.device().index())
+                   : Devices::get().owner(base);
 }
 
 c10::Storage makeStorage(wire::Address address, uint64_t bytes, c10::Device device) {
@@ -111,14 +112,11 @@ void resizeStorage(const c10::Storage& storage, uint64_t bytes) {
   const c10::Device device = impl->device();
   wire::Address address = 0;
   if (bytes > 0 && !Inference::active()) {
-    Stream& stream = old != 0 ? Devices::get().owner(old) : Devices::get().stream(device.index());
-    const auto held = stream.lock();
-    address = stream.mint(bytes, held);
-    if (old != 0 && keep > 0) {
-      stream.ensureBound(old, held);
-      stream.ensureBound(address, held);
-      stream.post(wire::Kind::kCopyWithin, {address, old, keep}, held);
-    }
+    Session& session =
+        old != 0 ? Devices::get().owner(old) : Devices::get().sessionWith(device.index());
+    const auto held = session.lock();
+    address = session.mint(bytes, device.index(), held);
+    if (old != 0 && keep > 0) session.copyWithin(address, old, keep, held);
   }
   impl->set_data_ptr_noswap(makePointer(address, device));
   impl->set_nbytes(bytes);

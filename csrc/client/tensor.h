@@ -5,7 +5,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include "client/call_cache.h"
-#include "client/stream.h"
+#include "client/session.h"
 #include "wire/address.h"
 
 namespace shoal::client {
@@ -22,8 +22,8 @@ inline wire::Address addressOf(const at::Tensor& tensor) {
   return base == 0 ? 0 : base + static_cast<uint64_t>(tensor.storage_offset()) * tensor.itemsize();
 }
 
-// The stream that computes on this tensor. Raises DeviceLostError if its session is over.
-Stream& streamOf(const at::Tensor& tensor);
+// The session that computes on this tensor. Raises DeviceLostError if it is over.
+Session& sessionOf(const at::Tensor& tensor);
 
 // A storage for an address that was minted for `bytes`; frees it in the end.
 c10::Storage makeStorage(wire::Address address, uint64_t bytes, c10::Device device);

@@ -98,6 +98,17 @@ void RingProducer::waitForRoom(uint64_t needed_tail) {
   }
 }
 
+void RingProducer::awaitRoom() {
+  while (true) {
+    const uint64_t tail = control_->tail.load(std::memory_order_relaxed);
+    const uint64_t head = control_->head.load(std::memory_order_relaxed);
+    if (tail - head < capacity_ / 4 * 3) return;
+    const timespec pause{0, 50000};
+    nanosleep(&pause, nullptr);
+    liveness_();
+  }
+}
+
 RingConsumer::RingConsumer(std::byte* region, size_t capacity, size_t message_bytes_max,
                            Liveness liveness)
     : control_(reinterpret_cast<RingControl*>(region)),
@@ -134,6 +145,29 @@ bool RingConsumer::poll(std::vector<uint64_t>& message) {
       futexWake(&control_->head);
     }
     if (!pad) return true;
+  }
+}
+
+bool RingConsumer::peek(uint64_t& cursor, std::vector<uint64_t>& message) const {
+  while (true) {
+    if (cursor < head_) cursor = head_;
+    const uint64_t available = control_->tail.load(std::memory_order_acquire) - cursor;
+    if (available == 0 || available > capacity_ || available % 8 != 0) return false;
+    const size_t at = cursor % capacity_;
+    uint64_t header;
+    std::memcpy(&header, data_ + at, sizeof header);
+    const size_t bytes = wire::headerBytes(header);
+    const bool pad = wire::headerKind(header) == static_cast<uint16_t>(wire::Kind::kPad);
+    if (bytes < 8 || bytes % 8 != 0 || bytes > available || bytes > capacity_ - at ||
+        (!pad && bytes > message_bytes_max_)) {
+      return false;
+    }
+    cursor += bytes;
+    if (pad) continue;
+    message.resize(bytes / 8);
+    std::memcpy(message.data(), data_ + at, bytes);
+    message[0] = header;
+    return true;
   }
 }
 

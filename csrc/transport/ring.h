@@ -43,6 +43,8 @@ class RingProducer {
   uint64_t* reserve(size_t bytes);
   // Publishes `bytes` of what was reserved.
   void commit(size_t bytes);
+  // Waits while the ring is mostly full. Any thread may call this beside the producing one.
+  void awaitRoom();
 
  private:
   void waitForRoom(uint64_t needed_tail);
@@ -64,6 +66,10 @@ class RingConsumer {
   // Waits until a message may be there, at most `spin_us` awake, then asleep until `timeout_ms`.
   // Returns false on time-out.
   bool wait(int64_t spin_us, int64_t timeout_ms);
+  // Looks at messages that are not polled yet. `cursor` starts at position() and moves past the one
+  // that was copied; false if there is none, or none that makes sense.
+  uint64_t position() const { return head_; }
+  bool peek(uint64_t& cursor, std::vector<uint64_t>& message) const;
 
  private:
   RingControl* control_;

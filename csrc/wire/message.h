@@ -23,7 +23,7 @@ enum class Kind : uint16_t {
   kCopyOut = 9,        // address, bytes, host offset
   kCopyWithin = 10,    // destination, source, bytes
   kRead = 11,          // address, bytes                  -> data
-  kLocate = 12,        // address, bytes                  -> offset in the device arena
+  kLocate = 12,        // address, bytes: it is then where the table of places says -> nothing
   kSeed = 13,          // generator, seed
   kGeneratorGet = 14,  // generator                       -> state
   kGeneratorSet = 15,  // generator, bytes, state
@@ -37,12 +37,25 @@ enum class Kind : uint16_t {
   kBackward = 23,       // graph, gradient count, addresses -> like a learning call
   kGraphDrop = 24,      // graph
   kTrim = 25,           // gives cached memory back to the system
-  kLast = kTrim,
+  kExport = 26,         // address, peer, sequence there: it reads the segment until then
+  kFetch = 27,  // destination, source, bytes, peer, sequence there of the value, and of its kExport
+  kGeneratorSave = 28,  // generator, address: its state becomes a segment
+  kGeneratorLoad = 29,  // generator, address
+  kLast = kGeneratorLoad,
 };
 
 // Flags of kCall.
 inline constexpr uint16_t kFlagLearn = 1;   // reply with the outputs' metadata; kBind follows
 inline constexpr uint16_t kFlagRecord = 2;  // with kFlagLearn: keep the autograd graph, word last
+inline constexpr uint16_t kFlagLeaseRandom =
+    4;  // draws from the lease's generator, not the device's
+
+// Random numbers of `torch.device("shoal")` where a lease has several devices: one generator that
+// goes to where it is needed. Generator 0 is each device's own.
+inline constexpr uint64_t kLeaseGenerator = 1;
+inline constexpr uint64_t kFirstUserGenerator = 2;
+// A saved generator is a segment of this size: bytes of the state, then the state.
+inline constexpr uint64_t kGeneratorBytes = 8192;
 
 enum class ErrorKind : uint16_t {
   kNone = 0,
@@ -53,8 +66,9 @@ enum class ErrorKind : uint16_t {
   kNotImplemented = 5,
   kOutOfMemory = 6,
   kLinAlg = 7,
-  kProtocol = 8,  // the client broke the protocol: a bug, or an attack
-  kPoisoned = 9,  // the value was to be made by a call that failed before
+  kProtocol = 8,     // the client broke the protocol: a bug, or an attack
+  kPoisoned = 9,     // the value was to be made by a call that failed before
+  kPeerFailed = 10,  // the value was to come from another device of the lease, where it failed
 };
 
 inline constexpr uint64_t headerWord(Kind kind, uint32_t bytes, uint16_t flags) {

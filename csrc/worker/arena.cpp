@@ -16,8 +16,11 @@ Arena* g_arena = nullptr;  // one per worker process: torch's deleters carry no 
 
 }  // namespace
 
-Arena::Arena(memory::SharedMemory region, std::string device_name)
-    : region_(std::move(region)), device_name_(std::move(device_name)), blocks_(region_.bytes()) {
+Arena::Arena(memory::SharedMemory region, uint64_t limit_bytes, std::string device_name)
+    : region_(std::move(region)),
+      limit_bytes_(limit_bytes),
+      device_name_(std::move(device_name)),
+      blocks_(region_.bytes()) {
   g_arena = this;
   populator_ = std::thread([this] {
     prctl(PR_SET_NAME, "shoal-populate");
@@ -40,12 +43,17 @@ c10::DataPtr Arena::allocate(size_t bytes) {
   if (bytes == 0) return {nullptr, nullptr, &release, cpu};
   std::optional<size_t> offset;
   bool behind;
-  {
-    std::lock_guard lock(mutex_);
-    offset = blocks_.allocate(bytes);
-    behind = blocks_.highWater() + kPopulateAhead > populated_;
+  while (true) {
+    uint64_t missing = 0;
+    {
+      std::lock_guard lock(mutex_);
+      if (bytes <= room()) offset = blocks_.allocate(bytes);
+      behind = blocks_.highWater() + kPopulateAhead > populated_;
+      missing = bytes - std::min<uint64_t>(bytes, room());
+    }
+    if (offset) break;
+    if (!reclaim_ || !reclaim_(std::max<uint64_t>(missing, 1))) outOfMemory(bytes);
   }
-  if (!offset) outOfMemory(bytes);
   if (behind) wake_.notify_one();
   void* data = region_.data() + *offset;
   return {data, data, &release, cpu};
@@ -56,6 +64,21 @@ void Arena::release(void* context) {
   std::lock_guard lock(g_arena->mutex_);
   g_arena->blocks_.release(
       static_cast<size_t>(static_cast<std::byte*>(context) - g_arena->region_.data()));
+}
+
+uint64_t Arena::room() const {
+  const uint64_t used = blocks_.usedBytes() + charged_bytes_;
+  return used < limit_bytes_ ? limit_bytes_ - used : 0;
+}
+
+uint64_t Arena::roomBytes() const {
+  std::lock_guard lock(mutex_);
+  return room();
+}
+
+void Arena::charge(int64_t bytes) {
+  std::lock_guard lock(mutex_);
+  charged_bytes_ += static_cast<uint64_t>(bytes);
 }
 
 c10::DeleterFnPtr Arena::raw_deleter() const {
@@ -69,16 +92,17 @@ void Arena::copy_data(void* to, const void* from, std::size_t bytes) const {
 void Arena::outOfMemory(size_t bytes) const {
   std::lock_guard lock(mutex_);
   TORCH_CHECK_WITH(OutOfMemoryError, false, "shoal device ", device_name_,
-                   " is out of memory: ", bytes, " bytes were asked for, ", blocks_.usedBytes(),
-                   " of ", blocks_.capacity(), " bytes are in use, the largest free block has ",
-                   blocks_.largestFree(), " bytes. Free tensors, use a smaller batch, or lease a ",
-                   "device with more memory.");
+                   " is out of memory: ", bytes, " bytes were asked for, ",
+                   blocks_.usedBytes() + charged_bytes_, " of ", limit_bytes_,
+                   " bytes are in use. Free tensors, use a smaller batch, or ",
+                   "lease a device with more memory.");
 }
 
 void Arena::populateAhead() {
   std::unique_lock lock(mutex_);
   while (true) {
-    const size_t goal = std::min(blocks_.highWater() + kPopulateAhead, blocks_.capacity());
+    const size_t goal = std::min<size_t>(blocks_.highWater() + kPopulateAhead,
+                                         std::max<size_t>(limit_bytes_, blocks_.highWater()));
     if (stopping_) return;
     if (populated_ >= goal) {
       wake_.wait(lock);

@@ -5,6 +5,7 @@
 #include <c10/core/Allocator.h>
 
 #include <condition_variable>
+#include <functional>
 #include <mutex>
 #include <thread>
 
@@ -15,7 +16,10 @@ namespace shoal::worker {
 
 class Arena final : public c10::Allocator {
  public:
-  Arena(memory::SharedMemory region, std::string device_name);
+  // Of the region's addresses at most `limit_bytes` are in use at once. It has more addresses than
+  // that, so that memory in pieces costs addresses and not an allocation that fails.
+  Arena(memory::SharedMemory region, uint64_t limit_bytes, std::string device_name);
+  static uint64_t addressBytes(uint64_t limit_bytes) { return 2 * limit_bytes; }
   ~Arena() override;
 
   c10::DataPtr allocate(size_t bytes) override;
@@ -23,6 +27,11 @@ class Arena final : public c10::Allocator {
   void copy_data(void* to, const void* from, std::size_t bytes) const override;
 
   const memory::SharedMemory& region() const { return region_; }
+  // Called where nothing is left, with what is missing; true if it has freed something.
+  void onShortage(std::function<bool(uint64_t bytes)> reclaim) { reclaim_ = std::move(reclaim); }
+  // Memory of this device that lies outside of the region counts too.
+  void charge(int64_t bytes);
+  uint64_t roomBytes() const;
   size_t usedBytes() const;
   size_t reservedBytes() const;
   // Gives free pages back to the system.
@@ -30,10 +39,14 @@ class Arena final : public c10::Allocator {
 
  private:
   static void release(void* context);
+  uint64_t room() const;
   [[noreturn]] void outOfMemory(size_t bytes) const;
   void populateAhead();
 
   memory::SharedMemory region_;
+  uint64_t limit_bytes_;
+  uint64_t charged_bytes_ = 0;
+  std::function<bool(uint64_t)> reclaim_;
   std::string device_name_;
   mutable std::mutex mutex_;
   memory::BlockAllocator blocks_;

@@ -58,6 +58,25 @@ struct AboveAutograd {
   c10::AutoGradMode with_grad{true};
 };
 
+// For the time of one operator, the device's default generator continues the lease's.
+class LeaseRandom {
+ public:
+  explicit LeaseRandom(Generators& generators)
+      : device_(generators.get(0)), lease_(generators.get(wire::kLeaseGenerator)) {
+    own_ = device_.get_state();
+    device_.set_state(lease_.get_state());
+  }
+  ~LeaseRandom() {
+    lease_.set_state(device_.get_state());
+    device_.set_state(own_);
+  }
+
+ private:
+  at::Generator& device_;
+  at::Generator& lease_;
+  at::Tensor own_;
+};
+
 void appendShape(std::vector<uint64_t>& payload, uint64_t head, const at::Tensor& tensor) {
   payload.push_back(head);
   for (const auto size : tensor.sizes()) payload.push_back(static_cast<uint64_t>(size));
@@ -123,6 +142,7 @@ std::optional<std::vector<uint64_t>> Calls::call(uint16_t flags, Reader& reader,
   if (found == prepared_.end()) throw ProtocolError("the call was never prepared");
   Run state;
   state.record = (flags & wire::kFlagRecord) != 0;
+  state.lease_random = (flags & wire::kFlagLeaseRandom) != 0;
   const bool learning = (flags & wire::kFlagLearn) != 0;
   const uint64_t graph = state.record ? reader.word("graph") : 0;
   if (found->second.failure != nullptr) {
@@ -154,7 +174,11 @@ std::optional<std::vector<uint64_t>> Calls::run(const PreparedCall& prepared, Ru
                                                 uint64_t graph, bool learning,
                                                 const uint64_t* addresses, size_t count) {
   run.stack.reserve(prepared.arguments.size());
-  for (const auto& argument : prepared.arguments) run.stack.push_back(build(argument, run));
+  for (const uint32_t word : prepared.address_words) segments_.expect(run.immediates[word]);
+  for (size_t i = 0; i < prepared.arguments.size(); ++i) {
+    run.writes = prepared.written[i];
+    run.stack.push_back(build(prepared.arguments[i], run));
+  }
   if (run.poison != nullptr) {
     // The failure itself was told or will be; what follows from it is only marked.
     if (learning) throw PoisonedError(run.poison);
@@ -221,7 +245,7 @@ c10::IValue Calls::buildList(const Argument& argument, Run& run) {
 }
 
 at::Tensor Calls::buildTensor(const Shape& shape, Run& run) {
-  at::Tensor tensor = tensorAt(*run.immediates++, shape, run.poison);
+  at::Tensor tensor = tensorAt(*run.immediates++, shape, run.writes, run.poison);
   if (run.record && (shape.flags & wire::kTensorRequiresGrad) && tensor.defined()) {
     tensor.set_requires_grad(true);
     run.leaves.push_back(tensor);
@@ -229,7 +253,7 @@ at::Tensor Calls::buildTensor(const Shape& shape, Run& run) {
   return tensor;
 }
 
-at::Tensor Calls::tensorAt(wire::Address address, const Shape& shape,
+at::Tensor Calls::tensorAt(wire::Address address, const Shape& shape, bool writes,
                            std::shared_ptr<const Failure>& poison) {
   c10::Storage storage;
   int64_t offset = 0;
@@ -237,7 +261,7 @@ at::Tensor Calls::tensorAt(wire::Address address, const Shape& shape,
     auto* allocator = c10::GetAllocator(device_.type());
     storage = c10::Storage(c10::Storage::use_byte_size_t(), 0, allocator, /*resizable=*/true);
   } else {
-    const Place place = segments_.resolve(address, static_cast<uint64_t>(shape.span_bytes));
+    const Place place = segments_.use(address, static_cast<uint64_t>(shape.span_bytes), writes);
     if (place.segment->poison != nullptr) {
       poison = place.segment->poison;
       return {};
@@ -258,6 +282,8 @@ at::Tensor Calls::tensorAt(wire::Address address, const Shape& shape,
 }
 
 void Calls::invoke(const PreparedCall& prepared, Run& run) {
+  std::optional<LeaseRandom> random;
+  if (run.lease_random) random.emplace(generators_);
   const int64_t start = transport::nowNs();
   if (run.record) {
     const AboveAutograd above;
@@ -444,7 +470,7 @@ void Calls::backward(Reader& reader, uint64_t sequence) {
       shape.item_bytes = graph.outputs[i].itemsize();
       shape.span_bytes = graph.outputs[i].numel() * shape.item_bytes;
       outputs.push_back(graph.outputs[i]);
-      seeds.push_back(tensorAt(gradients[i], shape, poisoned));
+      seeds.push_back(tensorAt(gradients[i], shape, false, poisoned));
     }
     if (poisoned != nullptr) return poison(addresses, graph.leaves.size(), poisoned);
     const AboveAutograd above;

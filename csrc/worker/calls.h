@@ -57,6 +57,12 @@ class Calls {
   void backward(wire::Reader& reader, uint64_t sequence);
   void dropGraph(uint64_t graph) { graphs_.erase(graph); }
 
+  // Which words of a call's immediates are addresses; null if it was not prepared.
+  const std::vector<uint32_t>* addressWords(uint32_t id) const {
+    const auto found = prepared_.find(id);
+    return found == prepared_.end() || !found->second.call ? nullptr
+                                                           : &found->second.call->address_words;
+  }
   // Name of the operator that ran last, for messages.
   const std::string& operatorName() const { return operator_name_; }
   uint64_t count() const { return count_; }
@@ -78,6 +84,8 @@ class Calls {
     std::shared_ptr<const Failure> poison;
     const uint64_t* immediates = nullptr;
     bool record = false;
+    bool lease_random = false;
+    bool writes = false;  // the argument that is being built is changed by the operator
   };
 
   std::optional<std::vector<uint64_t>> run(const PreparedCall& prepared, Run& run, uint64_t graph,
@@ -85,7 +93,7 @@ class Calls {
   c10::IValue build(const Argument& argument, Run& run);
   c10::IValue buildList(const Argument& argument, Run& run);
   at::Tensor buildTensor(const Shape& shape, Run& run);
-  at::Tensor tensorAt(wire::Address address, const Shape& shape,
+  at::Tensor tensorAt(wire::Address address, const Shape& shape, bool writes,
                       std::shared_ptr<const Failure>& poison);
   void invoke(const PreparedCall& prepared, Run& run);
   void throttle(int64_t took_ns);

@@ -39,12 +39,28 @@ Executor::Executor(ExecutorOptions options, const memory::SharedMemory& host, Ar
     : host_(host),
       arena_(arena),
       memory_bytes_(options.memory_bytes),
+      peers_(options.peers),
       replies_(replies),
       memory_(options.device),
       events_(options.device),
       generators_(options.device),
       segments_(options.session),
-      calls_(options.device, options.speed, segments_, generators_, options.run_operator) {}
+      calls_(options.device, options.speed, segments_, generators_, options.run_operator) {
+  segments_.setPeers(options.peers);
+  if (arena_ != nullptr) {
+    pager_ = std::make_unique<Pager>(options.pager, *arena_);
+    segments_.setPager(pager_.get());
+    arena_->onShortage([this](uint64_t bytes) { return reclaim(bytes); });
+  }
+  if (pager_ != nullptr && options.requests != nullptr) {
+    lookahead_ = std::make_unique<Lookahead>(
+        *options.requests, [this](uint32_t id) { return calls_.addressWords(id); });
+    pager_->setLookahead(lookahead_.get());
+  }
+  if (options.places != nullptr) {
+    segments_.publish(options.places, &host, arena == nullptr ? nullptr : &arena->region());
+  }
+}
 
 void Executor::handle(const std::vector<uint64_t>& message, uint64_t sequence) {
   Reader reader(message.data() + 1, message.size() - 1);
@@ -53,6 +69,8 @@ void Executor::handle(const std::vector<uint64_t>& message, uint64_t sequence) {
   kind_ = static_cast<Kind>(kind);
   sequence_ = sequence;
   replied_ = false;
+  segments_.setNow(sequence);
+  if (pager_ != nullptr) pager_->between(sequence);
   try {
     if (kind == 0 || kind > static_cast<uint16_t>(Kind::kLast)) {
       throw ProtocolError("message kind " + std::to_string(kind) + " does not exist");
@@ -163,6 +181,14 @@ void Executor::dispatch(Kind kind, uint16_t flags, Reader& reader) {
       return calls_.backward(reader, sequence_);
     case Kind::kGraphDrop:
       return calls_.dropGraph(reader.word("graph"));
+    case Kind::kExport:
+      return exportTo(reader);
+    case Kind::kFetch:
+      return fetch(reader);
+    case Kind::kGeneratorSave:
+      return generatorSave(reader);
+    case Kind::kGeneratorLoad:
+      return generatorLoad(reader);
     case Kind::kTrim:
       if (arena_ != nullptr) arena_->trim();
       return memory_.emptyCache();
@@ -172,6 +198,11 @@ void Executor::dispatch(Kind kind, uint16_t flags, Reader& reader) {
   throw ProtocolError("padding is no message");
 }
 
+bool Executor::reclaim(uint64_t bytes) {
+  if (segments_.bury(/*wait=*/true)) return true;
+  return pager_ != nullptr && pager_->reclaim(bytes);
+}
+
 std::byte* Executor::hostRange(uint64_t offset, uint64_t bytes) const {
   if (offset > host_.bytes() || bytes > host_.bytes() - offset) {
     throw ProtocolError("a host range lies outside of the shared region");
@@ -179,10 +210,11 @@ std::byte* Executor::hostRange(uint64_t offset, uint64_t bytes) const {
   return host_.data() + offset;
 }
 
-std::byte* Executor::deviceRange(wire::Address address, uint64_t bytes) {
-  const Place place = segments_.resolve(address, bytes);
+Executor::Range Executor::deviceRange(wire::Address address, uint64_t bytes, bool writes) {
+  const Place place = segments_.use(address, bytes, writes);
   if (place.segment->poison != nullptr) throw PoisonedError(place.segment->poison);
-  return static_cast<std::byte*>(place.segment->storage.mutable_data()) + place.offset;
+  const c10::Storage& storage = place.segment->storage;
+  return {static_cast<std::byte*>(storage.mutable_data()) + place.offset, storage};
 }
 
 void Executor::allocate(Reader& reader) {
@@ -201,15 +233,10 @@ void Executor::adopt(Reader& reader) {
   const uint64_t bytes = reader.word("bytes");
   std::byte* host = hostRange(reader.word("host offset"), bytes);
   if (!memory_.isHost()) throw ProtocolError("only a CPU device can adopt host memory");
-  TORCH_CHECK_WITH(OutOfMemoryError,
-                   bytes <= memory_bytes_ && segments_.boundBytes() <= memory_bytes_ - bytes,
-                   "the lease of ", memory_bytes_, " bytes has no room for ", bytes, " more");
-  // The client keeps the block until it has freed the segment, so nothing is released here.
-  c10::DataPtr data(host, c10::Device(c10::DeviceType::CPU));
-  segments_.bind(address,
-                 c10::Storage(c10::Storage::use_byte_size_t(), bytes, std::move(data),
-                              c10::GetAllocator(c10::DeviceType::CPU), /*resizable=*/true),
-                 bytes);
+  const uint64_t limit = memory_bytes_ + (pager_ != nullptr ? pager_->spillBytes() : 0);
+  TORCH_CHECK_WITH(OutOfMemoryError, bytes <= limit && segments_.boundBytes() <= limit - bytes,
+                   "the lease of ", limit, " bytes has no room for ", bytes, " more");
+  segments_.adopt(address, host, bytes);
   bytes_in_ += bytes;
 }
 
@@ -217,7 +244,7 @@ void Executor::write(Reader& reader) {
   const wire::Address address = reader.word("address");
   const uint64_t bytes = reader.word("bytes");
   const auto data = reader.bytes(bytes, wire::kInlineBytesMax, "data");
-  memory_.copyIn(deviceRange(address, bytes), data.data(), bytes);
+  memory_.copyIn(deviceRange(address, bytes, true).data, data.data(), bytes);
   bytes_in_ += bytes;
 }
 
@@ -225,12 +252,12 @@ void Executor::copyHost(Reader& reader, bool into_device) {
   const wire::Address address = reader.word("address");
   const uint64_t bytes = reader.word("bytes");
   std::byte* host = hostRange(reader.word("host offset"), bytes);
-  std::byte* device = deviceRange(address, bytes);
+  const Range device = deviceRange(address, bytes, into_device);
   if (into_device) {
-    memory_.copyIn(device, host, bytes);
+    memory_.copyIn(device.data, host, bytes);
     bytes_in_ += bytes;
   } else {
-    memory_.copyOut(host, device, bytes);
+    memory_.copyOut(host, device.data, bytes);
     bytes_out_ += bytes;
   }
 }
@@ -239,7 +266,8 @@ void Executor::copyWithin(Reader& reader) {
   const wire::Address to = reader.word("destination");
   const wire::Address from = reader.word("source");
   const uint64_t bytes = reader.word("bytes");
-  memory_.copyWithin(deviceRange(to, bytes), deviceRange(from, bytes), bytes);
+  const Range target = deviceRange(to, bytes, true);
+  memory_.copyWithin(target.data, deviceRange(from, bytes, false).data, bytes);
 }
 
 void Executor::read(Reader& reader) {
@@ -247,7 +275,7 @@ void Executor::read(Reader& reader) {
   const uint64_t bytes = reader.word("bytes");
   if (bytes > wire::kInlineBytesMax) throw ProtocolError("too many bytes for an inline read");
   std::vector<uint64_t> payload((bytes + 7) / 8);
-  memory_.copyOut(payload.data(), deviceRange(address, bytes), bytes);
+  memory_.copyOut(payload.data(), deviceRange(address, bytes, false).data, bytes);
   bytes_out_ += bytes;
   reply(payload);
 }
@@ -255,13 +283,79 @@ void Executor::read(Reader& reader) {
 void Executor::locate(Reader& reader) {
   const wire::Address address = reader.word("address");
   const uint64_t bytes = reader.word("bytes");
-  const std::byte* data = deviceRange(address, bytes);
+  const std::byte* data = deviceRange(address, bytes, false).data;
   bytes_out_ += bytes;
-  if (arena_ != nullptr && arena_->region().contains(data)) {
-    return reply({0, static_cast<uint64_t>(data - arena_->region().data())});
+  // Where it is, our table of places says.
+  if ((arena_ == nullptr || !arena_->region().contains(data)) && !host_.contains(data)) {
+    throw ProtocolError("the segment is not in shared memory");
   }
-  if (host_.contains(data)) return reply({1, static_cast<uint64_t>(data - host_.data())});
-  throw ProtocolError("the segment is not in shared memory");
+}
+
+void Executor::exportTo(Reader& reader) {
+  const wire::Address address = reader.word("address");
+  const uint64_t peer = reader.word("peer");
+  const uint64_t sequence = reader.word("sequence");
+  if (peers_ == nullptr || peer >= peers_->count()) throw ProtocolError("no such peer");
+  segments_.addReader(address, {static_cast<uint32_t>(peer), sequence}, sequence_);
+}
+
+void Executor::fetch(Reader& reader) {
+  const wire::Address to = reader.word("destination");
+  const wire::Address from = reader.word("source");
+  const uint64_t bytes = reader.word("bytes");
+  const uint64_t peer = reader.word("peer");
+  const uint64_t written = reader.word("sequence");
+  const uint64_t exported = reader.word("sequence");
+  if (peers_ == nullptr || peer >= peers_->count()) throw ProtocolError("no such peer");
+  const wire::Address base = from - from % wire::kSlotBytes;
+  const bool replica = to == from && base == from;
+  try {
+    if (replica) segments_.bind(to, memory_.allocate(bytes), bytes);
+    const Range target = deviceRange(to, bytes, true);
+    fetchFrom(static_cast<uint32_t>(peer), base, from - base, target.data, bytes, written,
+              exported);
+  } catch (const c10::Error&) {
+    if (replica) segments_.poison(to, describe(std::current_exception(), sequence_, "a copy"));
+    throw;
+  } catch (const PeerFailed&) {
+    if (replica) segments_.poison(to, describe(std::current_exception(), sequence_, "a copy"));
+    throw;
+  }
+  bytes_peer_ += bytes;
+}
+
+void Executor::fetchFrom(uint32_t peer, wire::Address base, uint64_t offset, std::byte* to,
+                         uint64_t bytes, uint64_t written, uint64_t exported) {
+  const auto copy = [&](const std::byte* from) { memory_.copyIn(to, from, bytes); };
+  if (peers_->read(peer, base, offset, bytes, written, exported, copy)) return;
+  throw PeerFailed("the value was to come from device " + peers_->name(peer) +
+                   " of this lease, where it could not be made");
+}
+
+void Executor::generatorSave(Reader& reader) {
+  const at::Tensor state = generators_.get(reader.word("generator")).get_state();
+  const wire::Address address = reader.word("address");
+  TORCH_CHECK(state.nbytes() + 8 <= wire::kGeneratorBytes, "a generator's state is too large");
+  std::vector<std::byte> saved(wire::kGeneratorBytes);
+  const uint64_t bytes = state.nbytes();
+  std::memcpy(saved.data(), &bytes, 8);
+  std::memcpy(saved.data() + 8, state.data_ptr(), bytes);
+  segments_.bind(address, memory_.allocate(wire::kGeneratorBytes), wire::kGeneratorBytes);
+  memory_.copyIn(deviceRange(address, wire::kGeneratorBytes, true).data, saved.data(),
+                 saved.size());
+}
+
+void Executor::generatorLoad(Reader& reader) {
+  auto& generator = generators_.get(reader.word("generator"));
+  const wire::Address address = reader.word("address");
+  std::vector<std::byte> saved(wire::kGeneratorBytes);
+  memory_.copyOut(saved.data(), deviceRange(address, saved.size(), false).data, saved.size());
+  uint64_t bytes = 0;
+  std::memcpy(&bytes, saved.data(), 8);
+  if (bytes == 0 || bytes > saved.size() - 8) throw ProtocolError("this is no generator's state");
+  at::Tensor state = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
+  std::memcpy(state.data_ptr(), saved.data() + 8, bytes);
+  generator.set_state(state);
 }
 
 void Executor::generatorGet(Reader& reader) {
@@ -281,9 +375,13 @@ void Executor::generatorSet(Reader& reader) {
 }
 
 void Executor::stats() {
+  const PagerCounters paged = pager_ != nullptr ? pager_->counters() : PagerCounters();
   reply({arena_ != nullptr ? arena_->usedBytes() : 0,
          arena_ != nullptr ? arena_->reservedBytes() : 0, segments_.boundBytes(), segments_.count(),
-         calls_.count(), static_cast<uint64_t>(calls_.busyNs()), bytes_in_, bytes_out_});
+         calls_.count(), static_cast<uint64_t>(calls_.busyNs()), bytes_in_, bytes_out_, bytes_peer_,
+         paged.in_bytes, paged.out_bytes, paged.disk_bytes, paged.dropped_bytes,
+         paged.prefetched_bytes, static_cast<uint64_t>(paged.stall_ns),
+         pager_ != nullptr ? pager_->swappedBytes() : 0});
 }
 
 }  // namespace shoal::worker

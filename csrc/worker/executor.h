@@ -9,6 +9,8 @@
 #include "worker/arena.h"
 #include "worker/calls.h"
 #include "worker/device.h"
+#include "worker/lookahead.h"
+#include "worker/pager.h"
 #include "worker/segments.h"
 
 namespace shoal::worker {
@@ -24,7 +26,11 @@ class ReplySink {
 struct ExecutorOptions {
   uint32_t session = 1;
   c10::Device device{c10::DeviceType::CPU};
-  uint64_t memory_bytes = 0;  // what the lease grants
+  uint64_t memory_bytes = 0;     // what the lease grants
+  const Peers* peers = nullptr;  // the other devices of the lease, if there are any
+  const transport::RingConsumer* requests = nullptr;  // the stream itself, to look ahead in
+  PagerOptions pager;
+  transport::Places* places = nullptr;  // where these find our segments
   double speed = 1.0;  // below 1, calls take 1/speed of their time: an unequal device to test with
   RunOperator run_operator = &runOperator;
 };
@@ -50,11 +56,23 @@ class Executor {
   void copyWithin(wire::Reader& reader);
   void read(wire::Reader& reader);
   void locate(wire::Reader& reader);
+  void exportTo(wire::Reader& reader);
+  void fetch(wire::Reader& reader);
+  void fetchFrom(uint32_t peer, wire::Address base, uint64_t offset, std::byte* to, uint64_t bytes,
+                 uint64_t written, uint64_t exported);
+  void generatorSave(wire::Reader& reader);
+  void generatorLoad(wire::Reader& reader);
   void generatorGet(wire::Reader& reader);
   void generatorSet(wire::Reader& reader);
   void stats();
+  // Frees memory for an allocation that found none; false if nothing can be freed.
+  bool reclaim(uint64_t bytes);
   std::byte* hostRange(uint64_t offset, uint64_t bytes) const;
-  std::byte* deviceRange(wire::Address address, uint64_t bytes);
+  struct Range {
+    std::byte* data;
+    c10::Storage pin;  // while it is held, the memory stays
+  };
+  Range deviceRange(wire::Address address, uint64_t bytes, bool writes);
 
   void fail(std::exception_ptr error, bool reply_now);
   void reply(const std::vector<uint64_t>& payload);
@@ -63,12 +81,15 @@ class Executor {
   const memory::SharedMemory& host_;
   Arena* arena_;
   uint64_t memory_bytes_;
+  const Peers* peers_;
   ReplySink& replies_;
   DeviceMemory memory_;
   Events events_;
   Generators generators_;
   Segments segments_;
   Calls calls_;
+  std::unique_ptr<Pager> pager_;  // of a device whose memory is ours to manage
+  std::unique_ptr<Lookahead> lookahead_;
   std::shared_ptr<const Failure> pending_;  // the first failure that the client was not told of
 
   wire::Kind kind_ = wire::Kind::kPad;  // of the message that runs now
@@ -76,6 +97,7 @@ class Executor {
   bool replied_ = false;
   uint64_t bytes_in_ = 0;
   uint64_t bytes_out_ = 0;
+  uint64_t bytes_peer_ = 0;
 };
 
 }  // namespace shoal::worker

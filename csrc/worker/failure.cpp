@@ -42,6 +42,9 @@ std::shared_ptr<const Failure> describe(std::exception_ptr error, uint64_t seque
   } catch (const c10::Error& e) {
     failure.kind = kindOf(e);
     failure.text = withoutDispatchTable(e.what_without_backtrace());
+  } catch (const PeerFailed& e) {
+    failure.kind = ErrorKind::kPeerFailed;
+    failure.text = e.what();
   } catch (const std::bad_alloc&) {
     failure.kind = ErrorKind::kOutOfMemory;
     failure.text = "the worker ran out of host memory";

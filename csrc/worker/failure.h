@@ -3,11 +3,18 @@
 
 #include <exception>
 #include <memory>
+#include <stdexcept>
 #include <string>
 
 #include "worker/segments.h"
 
 namespace shoal::worker {
+
+// A value was to come from another device of the lease, where it could not be made.
+class PeerFailed : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
 
 std::shared_ptr<const Failure> describe(std::exception_ptr error, uint64_t sequence,
                                         const std::string& operator_name);

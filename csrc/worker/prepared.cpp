@@ -155,6 +155,7 @@ class TemplateParser {
   }
 
   size_t immediateWords() const { return immediates_; }
+  const std::vector<uint32_t>& addressWords() const { return address_words_; }
 
  private:
   void constant(Argument& argument, c10::IValue value) {
@@ -183,6 +184,7 @@ class TemplateParser {
         return constant(argument, parseHostTensor(head));
       case Tag::kTensor:
         argument.shape = parseShape(head, reader_);
+        address_words_.push_back(static_cast<uint32_t>(immediates_));
         immediates_ += 1;
         return;
       case Tag::kHostScalar:
@@ -233,6 +235,7 @@ class TemplateParser {
   Reader& reader_;
   c10::Device device_;
   size_t immediates_ = 0;
+  std::vector<uint32_t> address_words_;
 };
 
 std::vector<Output> parseOutputs(Reader reader, size_t argument_count) {
@@ -310,14 +313,18 @@ PreparedCall parsePrepared(std::string_view name, Reader template_words, Reader 
   TORCH_CHECK_NOT_IMPLEMENTED(op.has_value(), "operator ", name,
                               " is not known to the device's torch. Custom operators must be "
                               "installed where the device is.");
-  PreparedCall call{*op, std::string(name), {}, {}, {}, 0, 0};
+  PreparedCall call{*op, std::string(name), {}, {}, {}, {}, 0, 0};
   TemplateParser parser(template_words, device);
   for (const auto& argument : op->schema().arguments()) {
     call.arguments.push_back(parser.parse(argument.real_type()));
-    call.written.push_back(argument.alias_info() != nullptr && argument.alias_info()->isWrite());
+    // Batch norm changes its running statistics, though some of its schemas do not say so.
+    const bool statistics = argument.name().rfind("running_", 0) == 0;
+    const auto* alias = argument.alias_info();
+    call.written.push_back(statistics || (alias != nullptr && alias->isWrite()));
   }
   template_words.finish("template");
   call.immediate_words = parser.immediateWords();
+  call.address_words = parser.addressWords();
   call.outputs = parseOutputs(output_words, call.arguments.size());
   for (const auto& output : call.outputs) {
     call.fresh_outputs += output.kind == wire::OutputKind::kFresh ? 1 : 0;

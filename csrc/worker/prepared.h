@@ -45,7 +45,8 @@ struct PreparedCall {
   std::string name;
   std::vector<Argument> arguments;
   std::vector<Output> outputs;
-  std::vector<bool> written;  // by argument: the operator writes to it
+  std::vector<bool> written;            // by argument: the operator writes to it
+  std::vector<uint32_t> address_words;  // of the immediates
   size_t immediate_words = 0;
   size_t fresh_outputs = 0;
 };

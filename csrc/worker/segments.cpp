@@ -34,21 +34,62 @@ Segment& Segments::at(wire::Address address, uint64_t bytes) {
 }
 
 void Segments::bind(wire::Address address, c10::Storage storage, uint64_t bytes) {
+  set(address, std::move(storage), bytes);
+  const uint32_t slot = wire::slotOf(address);
+  if (pager_ != nullptr) pager_->bound(*slots_[slot].segment, slot);
+}
+
+void Segments::adopt(wire::Address address, std::byte* data, uint64_t bytes) {
+  // The client keeps the block until it has freed the segment, so nothing is released here.
+  c10::DataPtr pointer(data, c10::Device(c10::DeviceType::CPU));
+  set(address,
+      c10::Storage(c10::Storage::use_byte_size_t(), bytes, std::move(pointer),
+                   c10::GetAllocator(c10::DeviceType::CPU), /*resizable=*/true),
+      bytes);
+  const uint32_t slot = wire::slotOf(address);
+  if (pager_ != nullptr) pager_->adopted(*slots_[slot].segment, slot, data);
+}
+
+void Segments::setPager(Pager* pager) {
+  pager_ = pager;
+  pager_->moved = [this](Segment& segment) { say(segment.residency.slot, segment); };
+}
+
+void Segments::expect(wire::Address address) {
+  if (address == 0 || pager_ == nullptr) return;
+  Segment& segment = *resolve(address, 0).segment;
+  if (segment.bound) pager_->expect(segment.residency, now_);
+}
+
+Place Segments::use(wire::Address address, uint64_t bytes, bool writes) {
+  const Place place = resolve(address, bytes);
+  Segment& segment = *place.segment;
+  if (segment.poison != nullptr) return place;
+  if (pager_ != nullptr) pager_->use(segment, now_, writes);
+  if (writes && !segment.readers.empty()) awaitReaders(segment);
+  return place;
+}
+
+void Segments::set(wire::Address address, c10::Storage storage, uint64_t bytes) {
   Segment& segment = at(address, bytes);
   bound_bytes_ += bytes - (segment.bound ? segment.bytes : 0);
+  retire(segment);
   segment.storage = std::move(storage);
   segment.bytes = bytes;
   segment.bound = true;
   segment.poison = nullptr;
+  say(wire::slotOf(address), segment);
 }
 
 void Segments::poison(wire::Address address, std::shared_ptr<const Failure> failure) {
   Segment& segment = at(address, 0);
   if (segment.bound) bound_bytes_ -= segment.bytes;
+  retire(segment);
   segment.storage = c10::Storage();
   segment.bytes = 0;
   segment.bound = false;
   segment.poison = std::move(failure);
+  say(wire::slotOf(address), segment);
 }
 
 void Segments::release(wire::Address address) {
@@ -62,7 +103,62 @@ void Segments::release(wire::Address address) {
   if (segment.bound) bound_bytes_ -= segment.bytes;
   if (segment.bound || segment.poison != nullptr) --count_;
   for (uint64_t i = 1; i < wire::slotsFor(segment.bytes); ++i) slots_[slot + i].back = 0;
+  retire(segment);
   segment = Segment();
+  say(slot, segment);
+}
+
+// Memory that a peer still reads outlives its segment.
+void Segments::retire(Segment& segment) {
+  if (pager_ != nullptr) pager_->freed(segment);
+  if (!segment.readers.empty()) {
+    freed_.push_back({std::move(segment.storage), std::move(segment.readers)});
+    segment.readers.clear();
+  }
+  if (!freed_.empty()) bury(/*wait=*/false);
+}
+
+bool Segments::bury(bool wait) {
+  const size_t buried = std::erase_if(freed_, [&](Freed& freed) {
+    for (const PeerRead& reader : freed.readers) {
+      if (wait) peers_->await(reader.peer, reader.sequence);
+      if (!peers_->isPast(reader.peer, reader.sequence)) return false;
+    }
+    return true;
+  });
+  return buried > 0;
+}
+
+void Segments::addReader(wire::Address address, PeerRead reader, uint64_t exported) {
+  if (noted_.empty()) noted_.resize(transport::kExportNotes, {0, 0});
+  PeerRead& before = noted_[exported % transport::kExportNotes];
+  peers_->await(before.peer, before.sequence);
+  before = reader;
+  const Place place = use(address, 0, /*writes=*/false);
+  places_->note(exported, wire::slotOf(address));
+  if (place.segment->poison != nullptr) return;  // nothing to read: the reader will see that
+  auto& readers = place.segment->readers;
+  // Old ones are done before new ones come, so the list stays as short as the lease.
+  std::erase_if(readers, [&](const PeerRead& r) { return peers_->isPast(r.peer, r.sequence); });
+  readers.push_back(reader);
+}
+
+void Segments::awaitReaders(Segment& segment) {
+  for (const PeerRead& reader : segment.readers) peers_->await(reader.peer, reader.sequence);
+  segment.readers.clear();
+}
+
+void Segments::say(uint32_t slot, const Segment& segment) {
+  if (places_ == nullptr) return;
+  const auto* data =
+      segment.bound ? static_cast<const std::byte*>(segment.storage.data()) : nullptr;
+  if (arena_ != nullptr && data != nullptr && arena_->contains(data)) {
+    places_->set(slot, false, static_cast<uint64_t>(data - arena_->data()));
+  } else if (host_ != nullptr && data != nullptr && host_->contains(data)) {
+    places_->set(slot, true, static_cast<uint64_t>(data - host_->data()));
+  } else {
+    places_->clear(slot);
+  }
 }
 
 Place Segments::resolve(wire::Address address, uint64_t bytes) {

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "memory/shared_memory.h"
+#include "transport/places.h"
 #include "transport/progress.h"
 #include "transport/ring.h"
 #include "wire/limits.h"
@@ -62,8 +63,15 @@ bool closed(int socket) {
 
 struct Worker::State {
   WorkerOptions options;
-  memory::SharedMemory requests, replies, progress, host;
+  memory::SharedMemory requests, replies, progress, places, host;
   std::unique_ptr<Arena> arena;
+  std::unique_ptr<Peers> peers;
+
+  transport::Liveness liveness() const {
+    return [socket = options.socket] {
+      if (closed(socket)) throw transport::PeerLost("the client closed the session");
+    };
+  }
 };
 
 Worker::Worker(WorkerOptions options) : state_(new State) {
@@ -73,10 +81,12 @@ Worker::Worker(WorkerOptions options) : state_(new State) {
   state_->replies =
       SharedMemory::create("shoal-replies", transport::ringRegionBytes(wire::kReplyRingBytes));
   state_->progress = SharedMemory::create("shoal-progress", transport::kProgressBytes);
+  state_->places = SharedMemory::create("shoal-places", transport::kPlacesBytes);
   state_->host = SharedMemory::attach(options.host_fd, options.host_bytes);
   if (options.device == "cpu") {
-    state_->arena = std::make_unique<Arena>(
-        SharedMemory::create("shoal-arena", options.memory_bytes), options.name);
+    const uint64_t addresses = Arena::addressBytes(options.memory_bytes);
+    state_->arena = std::make_unique<Arena>(SharedMemory::create("shoal-arena", addresses),
+                                            options.memory_bytes, options.name);
   }
   state_->options = std::move(options);
 }
@@ -87,8 +97,19 @@ Worker::~Worker() {
 
 SharedRegions Worker::regions() const {
   const State& s = *state_;
-  return {s.requests.fd(), s.replies.fd(), s.progress.fd(), s.arena ? s.arena->region().fd() : -1,
+  return {s.requests.fd(),
+          s.replies.fd(),
+          s.progress.fd(),
+          s.places.fd(),
+          s.arena ? s.arena->region().fd() : -1,
           s.arena ? s.arena->region().bytes() : 0};
+}
+
+void Worker::addPeer(PeerOptions options) {
+  if (state_->peers == nullptr) {
+    state_->peers = std::make_unique<Peers>(state_->host, state_->liveness());
+  }
+  state_->peers->add(std::move(options));
 }
 
 void Worker::serve() {
@@ -109,15 +130,24 @@ void Worker::serve() {
   const c10::AutoGradMode no_grad(false);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
 
-  const auto liveness = [socket = options.socket] {
-    if (closed(socket)) throw transport::PeerLost("the client closed the session");
-  };
+  const transport::Liveness liveness = state_->liveness();
   RingReplies replies(state_->replies.data(), progress, liveness);
-  ExecutorOptions executor_options{options.session, c10::Device(options.device),
-                                   options.memory_bytes, options.speed};
-  Executor executor(executor_options, state_->host, state_->arena.get(), replies);
+  transport::Places places(state_->places.data());
+  ExecutorOptions executor_options;
+  executor_options.session = options.session;
+  executor_options.device = c10::Device(options.device);
+  executor_options.memory_bytes = options.memory_bytes;
+  executor_options.speed = options.speed;
+  executor_options.peers = state_->peers.get();
+  executor_options.places = &places;
   transport::RingConsumer requests(state_->requests.data(), wire::kRingBytes,
                                    wire::kMessageBytesMax, liveness);
+  executor_options.requests = &requests;
+  executor_options.pager = {
+      {options.spill_host_bytes, options.spill_disk_bytes, options.spill_directory},
+      options.memory_bytes,
+      options.least_recent};
+  Executor executor(executor_options, state_->host, state_->arena.get(), replies);
   std::vector<uint64_t> message;
   uint64_t sequence = 0;
   try {

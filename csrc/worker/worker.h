@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "worker/peers.h"
+
 namespace shoal::worker {
 
 struct WorkerOptions {
@@ -17,13 +19,16 @@ struct WorkerOptions {
   uint64_t memory_bytes = 0;
   int host_fd = -1;  // the client's own region: pinned memory and staging
   uint64_t host_bytes = 0;
+  uint64_t spill_host_bytes = 0, spill_disk_bytes = 0;
+  std::string spill_directory;
+  bool least_recent = false;  // page by plain LRU on demand, to compare with
   double speed = 1.0;
   int threads = 1;
 };
 
 // The regions that the worker makes and its client maps too.
 struct SharedRegions {
-  int requests_fd, replies_fd, progress_fd, arena_fd;
+  int requests_fd, replies_fd, progress_fd, places_fd, arena_fd;
   uint64_t arena_bytes;
 };
 
@@ -32,6 +37,8 @@ class Worker {
   explicit Worker(WorkerOptions options);
   ~Worker();
   SharedRegions regions() const;
+  // The devices of the lease, this one among them, in the lease's order. Before serve().
+  void addPeer(PeerOptions options);
   // Serves the session until the client closes it. Never returns: the process ends here.
   [[noreturn]] void serve();
 

@@ -18,6 +18,7 @@ from shoal.errors import (
 )
 
 if TYPE_CHECKING:
+    from shoal import memory
     from shoal.device.session import Lease, connect, device_info
     from shoal.pool.local import Pool, up
 
@@ -34,9 +35,12 @@ __all__ = [
     "ShoalError",
     "connect",
     "device_info",
+    "memory",
     "up",
 ]
 
+#: Parts of the package that are used as `shoal.part.name`.
+_MODULES = ("memory",)
 #: Public names that need torch: imported when first used, so that `import shoal` stays quick.
 _LAZY = {
     "Lease": "shoal.device.session",
@@ -48,6 +52,10 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        import importlib
+
+        return importlib.import_module(f"shoal.{name}")
     module = _LAZY.get(name)
     if module is None:
         raise AttributeError(f"module 'shoal' has no attribute {name!r}")

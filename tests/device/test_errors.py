@@ -152,7 +152,10 @@ def test_shoal_blocking_raises_in_the_very_line() -> None:
 
 @pytest.fixture
 def small(device: torch.device) -> object:
-    with shoal.up(["cpu,memory=64MiB,threads=1,name=small"]) as pool, shoal.connect(pool.url):
+    with (
+        shoal.up(["cpu,memory=64MiB,host=0,disk=0,threads=1,name=small"]) as pool,
+        shoal.connect(pool.url),
+    ):
         yield "shoal"
 
 

@@ -48,7 +48,7 @@ class Bystander:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[shoal.Pool]:
-    with shoal.up(["cpu,memory=1GiB,threads=1"]) as made:
+    with shoal.up(["cpu,memory=1GiB,host=0,disk=0,threads=1"]) as made:
         yield made
 
 

@@ -188,7 +188,7 @@ def test_an_embedded_pool_is_started_anew() -> None:
 
 def test_a_lost_device_of_two_leaves_the_other(pool: shoal.Pool) -> None:
     with shoal.connect(pool.url, devices=2) as lease:
-        a, b = torch.ones(9, device="shoal:0"), torch.ones(9, device="shoal:1")
+        a, b = torch.ones(9, device="shoal:1"), torch.ones(9, device="shoal:2")
         os.kill(lease.worker_pids[1], signal.SIGKILL)
         with pytest.raises(shoal.DeviceLostError):
             b.sum().item()

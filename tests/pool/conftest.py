@@ -16,8 +16,8 @@ MiB = 2**20
 def unequal_pool() -> Iterator[shoal.Pool]:
     with shoal.up(
         [
-            "cpu,memory=256MiB,threads=1,name=left",
-            "cpu,memory=128MiB,speed=0.5,threads=1,name=right",
+            "cpu,memory=256MiB,host=0,disk=0,threads=1,name=left",
+            "cpu,memory=128MiB,host=0,disk=0,speed=0.5,threads=1,name=right",
         ]
     ) as pool:
         yield pool

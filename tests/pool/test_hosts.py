@@ -23,7 +23,7 @@ HOLDER = """
     print(lease.devices[0].info.name, lease.devices[0].network.host, flush=True)
     sys.stdin.readline()
     message = connection.receive(5)
-    print(message.sessions == [lease.devices[0].session], message.reason, flush=True)
+    print(message.parts == [lease.devices[0].part], message.reason, flush=True)
 """
 
 

@@ -89,7 +89,7 @@ def test_a_lease_ends_with_its_block(pool: shoal.Pool) -> None:
     before = free(pool)
     with shoal.connect(pool.url, memory="64MiB") as lease:
         assert lease.active
-        assert lease.devices == [torch.device("shoal", 0)]
+        assert lease.devices == [torch.device("shoal", 1)]
         assert torch.ones(2, device="shoal").sum().item() == 2
         assert free(pool)["left"] == before["left"] - 64 * MiB
         worker = lease.worker_pids[0]

@@ -213,13 +213,13 @@ def test_several_clients_share_a_device(standing: StandingPool) -> None:
 
 def test_a_lost_worker_is_told_with_the_reason(standing: StandingPool) -> None:
     with shoal.connect(standing.url, devices=2, memory=MiB) as lease:
-        torch.ones(3, device="shoal:1").sum().item()
+        torch.ones(3, device="shoal:2").sum().item()
         os.kill(lease.worker_pids[1], signal.SIGKILL)
         wait_until(lambda: lease.end_reason is not None, 5, "the reason is told")
         assert "SIGKILL" in str(lease.end_reason)
         with pytest.raises(shoal.DeviceLostError):
-            torch.ones(3, device="shoal:1").sum().item()
-        assert torch.ones(3, device="shoal:0").sum().item() == 3
+            torch.ones(3, device="shoal:2").sum().item()
+        assert torch.ones(3, device="shoal:1").sum().item() == 3
         assert len(standing.status().sessions) == 1
     idle(standing)
 

@@ -18,17 +18,19 @@ def lease(pool: shoal.Pool) -> Iterator[shoal.Lease]:
 
 
 def test_both_are_there(lease: shoal.Lease) -> None:
-    assert lease.devices == [torch.device("shoal", 0), torch.device("shoal", 1)]
-    assert torch.shoal.device_count() == torch.accelerator.device_count() == 2
+    assert lease.devices == [torch.device("shoal", 1), torch.device("shoal", 2)]
+    # The whole lease, which is device 0, and each of its members.
+    assert torch.shoal.device_count() == torch.accelerator.device_count() == 3
+    assert torch.shoal.get_device_properties(0).memory_bytes == (256 + 128) * 2**20
     assert [d.name for d in shoal.device_info()] == ["left", "right"]
-    assert torch.shoal.get_device_name(1) == "right"
+    assert torch.shoal.get_device_name(2) == "right"
     assert len(set(lease.worker_pids)) == 2
 
 
 def test_work_stays_where_it_is_put() -> None:
-    x = torch.ones(5, device="shoal:1")
+    x = torch.ones(5, device="shoal:2")
     y = (x * 2).cumsum(0)
-    assert y.device == torch.device("shoal", 1)
+    assert y.device == torch.device("shoal", 2)
     assert torch.ones(1, device="shoal").device.index == 0
     with torch.shoal.device(1):
         assert torch.ones(1, device="shoal").device.index == 1
@@ -39,20 +41,20 @@ def test_work_stays_where_it_is_put() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 100, 100_000, 3_000_000])
 def test_copies_between_devices(count: int) -> None:
-    x = torch.arange(float(count)).to("shoal:0")
-    y = x.to("shoal:1")
-    assert y.device.index == 1
+    x = torch.arange(float(count)).to("shoal:1")
+    y = x.to("shoal:2")
+    assert y.device.index == 2
     same_bits(y, x)
-    z = torch.empty(count, device="shoal:0").copy_(y, non_blocking=True)
+    z = torch.empty(count, device="shoal:1").copy_(y, non_blocking=True)
     same_bits(z, x)
 
 
 def test_strided_and_converting_copies_between_devices() -> None:
     base = torch.arange(60.0).reshape(6, 10)
-    x = base.to("shoal:0")
-    same_bits(x.t()[::2].to("shoal:1"), base.t()[::2])
-    same_bits(x[1:, 3].to("shoal:1", torch.int16), base[1:, 3].to(torch.int16))
-    target = torch.zeros(6, 10, device="shoal:1")
+    x = base.to("shoal:1")
+    same_bits(x.t()[::2].to("shoal:2"), base.t()[::2])
+    same_bits(x[1:, 3].to("shoal:2", torch.int16), base[1:, 3].to(torch.int16))
+    target = torch.zeros(6, 10, device="shoal:2")
     target[:, ::2].copy_(x[:, :5])
     expected = torch.zeros(6, 10)
     expected[:, ::2] = base[:, :5]
@@ -60,57 +62,59 @@ def test_strided_and_converting_copies_between_devices() -> None:
 
 
 def test_tensors_of_two_devices_do_not_mix() -> None:
-    a, b = torch.ones(3, device="shoal:0"), torch.ones(3, device="shoal:1")
-    with pytest.raises(RuntimeError, match=r"shoal:0.*shoal:1|same device"):
+    a, b = torch.ones(3, device="shoal:1"), torch.ones(3, device="shoal:2")
+    with pytest.raises(RuntimeError, match=r"shoal:1.*shoal:2|same device"):
         a + b
 
 
 def test_autograd_across_devices() -> None:
-    w0 = torch.randn(4, 5, device="shoal:0", requires_grad=True)
-    w1 = torch.randn(5, 2, device="shoal:1", requires_grad=True)
+    w0 = torch.randn(4, 5, device="shoal:1", requires_grad=True)
+    w1 = torch.randn(5, 2, device="shoal:2", requires_grad=True)
     x = torch.randn(3, 4)
-    hidden = torch.tanh(x.to("shoal:0") @ w0)
-    out = (hidden.to("shoal:1") @ w1).pow(2).sum()
+    hidden = torch.tanh(x.to("shoal:1") @ w0)
+    out = (hidden.to("shoal:2") @ w1).pow(2).sum()
     out.backward()
     l0, l1 = w0.detach().cpu().requires_grad_(), w1.detach().cpu().requires_grad_()
     (torch.tanh(x @ l0) @ l1).pow(2).sum().backward()
     assert w0.grad is not None
-    assert w0.grad.device.index == 0
+    assert w0.grad.device.index == 1
     close([w0.grad, w1.grad], [l0.grad, l1.grad], rtol=1e-4, atol=1e-5)
 
 
 def test_each_device_has_its_own_random_numbers() -> None:
     torch.manual_seed(4)
-    first = [torch.rand(3, device=f"shoal:{i}") for i in range(2)]
+    first = [torch.rand(3, device=f"shoal:{i}") for i in range(3)]
     torch.manual_seed(4)
     expected = torch.rand(3)
     for drawn in first:
         same_bits(drawn, expected)
     states = torch.shoal.get_rng_state_all()
-    assert len(states) == 2
-    torch.rand(5, device="shoal:1")
+    assert len(states) == 3
+    torch.rand(5, device="shoal:2")
     torch.shoal.set_rng_state_all(states)
-    same_bits(*[torch.rand(3, device=f"shoal:{i}") for i in range(2)])
+    whole, left, right = [torch.rand(3, device=f"shoal:{i}") for i in range(3)]
+    same_bits(whole, left)
+    same_bits(left, right)
 
 
 def test_figures_are_kept_by_device() -> None:
-    before = [torch.shoal.memory_allocated(i) for i in range(2)]
-    kept = torch.ones(1000, device="shoal:1")
-    assert torch.shoal.memory_allocated(0) == before[0]
-    assert torch.shoal.memory_allocated(1) - before[1] == kept.nbytes
-    assert torch.shoal.mem_get_info(1)[1] == 128 * 2**20
-    torch.shoal.synchronize(1)
-    torch.shoal.synchronize("shoal:0")
+    before = [torch.shoal.memory_allocated(i) for i in range(3)]
+    kept = torch.ones(1000, device="shoal:2")
+    after = [torch.shoal.memory_allocated(i) for i in range(3)]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [kept.nbytes, 0, kept.nbytes]
+    assert torch.shoal.mem_get_info(2)[1] == 128 * 2**20
+    torch.shoal.synchronize(2)
+    torch.shoal.synchronize("shoal:1")
 
 
 def test_an_error_belongs_to_its_device() -> None:
-    index = torch.tensor([9], device="shoal:1")
-    torch.nn.functional.embedding(index, torch.ones(2, 2, device="shoal:1"))
-    torch.shoal.synchronize(0)
+    index = torch.tensor([9], device="shoal:2")
+    torch.nn.functional.embedding(index, torch.ones(2, 2, device="shoal:2"))
+    torch.shoal.synchronize(1)
     with pytest.raises(IndexError, match="right"):
-        torch.shoal.synchronize(1)
+        torch.shoal.synchronize(2)
 
 
 def test_a_device_beyond_the_lease_does_not_exist() -> None:
-    with pytest.raises(RuntimeError, match="shoal:2 does not exist"):
-        torch.ones(1, device="shoal:2")
+    with pytest.raises(RuntimeError, match="shoal:3 does not exist"):
+        torch.ones(1, device="shoal:3")

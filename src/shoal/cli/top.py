@@ -19,24 +19,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rate:
-    """What a session did a second between two looks."""
+    """What a session did a second on a device, between two looks."""
 
     calls: float = 0.0
     bytes_in: float = 0.0
     bytes_out: float = 0.0
 
 
-def rates(before: messages.PoolStatus | None, now: messages.PoolStatus) -> dict[int, Rate]:
-    """By session. A session that was not there before has none yet."""
+def rates(
+    before: messages.PoolStatus | None, now: messages.PoolStatus
+) -> dict[messages.SessionPart, Rate]:
+    """By device and session. A session that was not there before has none yet."""
     if before is None or now.now <= before.now:
         return {}
     seconds = now.now - before.now
-    old = {(s.session, s.epoch): s.use for s in before.sessions if s.use is not None}
+    old = {(s.part, s.epoch): s.use for s in before.sessions if s.use is not None}
     found = {}
     for session in now.sessions:
-        use, was = session.use, old.get((session.session, session.epoch))
+        use, was = session.use, old.get((session.part, session.epoch))
         if use is not None and was is not None:
-            found[session.session] = Rate(
+            found[session.part] = Rate(
                 max(0, use.calls - was.calls) / seconds,
                 max(0, use.bytes_in - was.bytes_in) / seconds,
                 max(0, use.bytes_out - was.bytes_out) / seconds,
@@ -86,7 +88,7 @@ def _print_lines(url: str, every_s: float, count: int | None) -> None:
             time.sleep(every_s)
 
 
-def page(now: messages.PoolStatus, found: dict[int, Rate]) -> RenderableType:
+def page(now: messages.PoolStatus, found: dict[messages.SessionPart, Rate]) -> RenderableType:
     """What is shown: a table of devices above one of sessions."""
     from rich.console import Group
     from rich.table import Table
@@ -101,9 +103,7 @@ def page(now: messages.PoolStatus, found: dict[int, Rate]) -> RenderableType:
             head, justify="left" if head in ("device", "node", "") else "right", no_wrap=True
         )
     for d in now.devices:
-        mine = [
-            found[s.session] for s in now.sessions if s.device == d.number and s.session in found
-        ]
+        mine = [found[s.part] for s in now.sessions if s.device == d.number and s.part in found]
         leased = d.memory_bytes - d.free_bytes
         devices.add_row(
             str(d.number), d.name, d.node, amount(leased), amount(d.memory_bytes),
@@ -117,7 +117,7 @@ def page(now: messages.PoolStatus, found: dict[int, Rate]) -> RenderableType:
             head, justify="left" if head in ("client", "program") else "right", no_wrap=True
         )
     for s in now.sessions:
-        rate = found.get(s.session, Rate())
+        rate = found.get(s.part, Rate())
         sessions.add_row(
             str(s.session), s.client, s.program, str(s.device), amount(s.granted_bytes),
             amount(s.use.memory_bytes) if s.use else "-", ago(now.now - s.since),

@@ -41,22 +41,23 @@ def max_memory_reserved(device: Any = None) -> int:
 
 def reset_peak_memory_stats(device: Any = None) -> None:
     if _core.device_count():
-        _core.reset_peak(_index(device))
+        _core.reset_peak()
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Free and total bytes of the lease on this device."""
+    """Free and total bytes of the device's own memory; more may be swapped out."""
     from shoal.device import module
 
     module._lazy_init()
     use = _use(device)
-    return use["limit_bytes"] - use["allocated_bytes"], use["limit_bytes"]
+    total = use["memory_bytes"]
+    return max(0, total - use["allocated_bytes"]), total
 
 
 def empty_cache() -> None:
     """Gives memory that workers keep for later back to their machines."""
-    for index in range(_core.device_count()):
-        _core.trim(index)
+    if _core.device_count():
+        _core.trim()
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
@@ -72,6 +73,7 @@ def memory_stats(device: Any = None) -> dict[str, int]:
         "allocation.all.current": use["allocations"] - use["frees"],
         "allocation.all.allocated": use["allocations"],
         "allocation.all.freed": use["frees"],
+        "memory_bytes": use["memory_bytes"],
         "limit_bytes": use["limit_bytes"],
     }
     return stats | {f"worker.{name}": value for name, value in worker.items()}

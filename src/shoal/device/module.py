@@ -108,7 +108,7 @@ def _is_in_bad_fork() -> bool:
 
 
 def device_count() -> int:
-    """Devices of the lease; one before the first use, because a lease has at least one."""
+    """One, or, where the lease has several devices, the whole (0) and each of them (from 1)."""
     return _core.device_count() or 1
 
 
@@ -183,7 +183,9 @@ def get_device_properties(device: Any = None) -> Any:
     """What the pool says about the device."""
     from shoal.device import session
 
-    return session.device_info()[_index(device)]
+    devices = session.device_info()
+    index = _index(device)
+    return devices[index - 1] if index > 0 or len(devices) == 1 else session.whole(devices)
 
 
 def get_device_name(device: Any = None) -> str:

@@ -9,8 +9,10 @@ import socket
 import sys
 import threading
 from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 
+import msgspec
 import torch
 
 from shoal import _core
@@ -57,8 +59,8 @@ class Lease:
 
     @property
     def devices(self) -> list[torch.device]:
-        """The member devices. `torch.device("shoal")` is the first of them."""
-        return [torch.device("shoal", i) for i in range(len(self.granted))]
+        """The member devices, for those who place by hand: `torch.device("shoal")` is all of them."""
+        return [torch.device("shoal", i + 1) for i in range(len(self.granted))]
 
     @property
     def active(self) -> bool:
@@ -73,7 +75,7 @@ class Lease:
             _lease = None
             with self._counting:
                 self._closing = True
-            _core.detach_all()
+            _core.detach()
             self._let_go()
 
     def _let_go(self) -> None:
@@ -96,24 +98,24 @@ class Lease:
         for copy in self._sockets:
             copy.close()
 
-    def _on_lost(self, sessions: list[int], reason: str) -> None:
+    def _on_lost(self, parts: list[messages.SessionPart], reason: str) -> None:
         """Runs in the keeper's thread: whoever waits for these devices gets DeviceLostError now."""
         self.end_reason = reason
         for device, copy in zip(self.granted, self._sockets, strict=True):
-            if device.session in sessions:
+            if device.part in parts:
                 _log.warning("shoal: device %s of this lease is lost: %s", device.info.name, reason)
                 with suppress(OSError):  # it may be gone already
                     copy.shutdown(socket.SHUT_RDWR)
 
     def _uses(self) -> list[messages.SessionUse]:
-        """What the sessions have done so far."""
+        """What the session has done so far on each device."""
         found = []
         with self._counting:
-            for index, device in enumerate(() if self._closing else self.granted):
+            for index, device in enumerate(() if self._closing else self.granted, 1):
                 traffic, memory = _core.traffic(index), _core.memory_use(index)
                 found.append(
                     messages.SessionUse(
-                        device.session, memory["allocated_bytes"], traffic["messages"],
+                        *device.part, memory["allocated_bytes"], traffic["messages"],
                         traffic["bytes_in"], traffic["bytes_out"],
                     )
                 )  # fmt: skip
@@ -174,24 +176,13 @@ def connect(
         head, granted = local.ask(url, request)
         if not isinstance(granted, messages.Lease):
             raise LeaseError(f"the pool answered {type(granted).__name__}")
-        sockets: list[socket.socket] = []
-        pids: list[int] = []
         try:
-            for index, device in enumerate(granted.devices):
-                connection, pid = _open_session(index, device, head, granted)
-                pids.append(pid)
-                if granted.secret:
-                    sockets.append(connection)
-                else:
-                    connection.close()
+            pids, sockets = _open(head, granted)
         except BaseException:
-            _core.detach_all()
             with suppress(LeaseError):
                 if granted.secret:  # closing would not end it: a client may come back
                     head.ask(messages.Release(), HELLO_TIMEOUT_S)
             head.close()
-            for copy in sockets:
-                copy.close()
             raise
         _lease = Lease(head, granted, pids, sockets)
         return _lease
@@ -202,43 +193,94 @@ def _program() -> str:
     return f"{os.path.basename(sys.argv[0] or 'python')} (pid {os.getpid()})"[:200]
 
 
-def _open_session(
-    index: int, device: messages.GrantedDevice, head: client.Connection, lease: messages.Lease
-) -> tuple[socket.socket, int]:
-    """Connects to one device server and hands the rings to the core.
+@dataclass
+class _Opened:
+    """A worker that has said Welcome."""
 
-    Returns a second descriptor of the connection, which can shut it down, and the worker's pid.
+    device: messages.GrantedDevice
+    connection: socket.socket
+    welcome: messages.Welcome
+    fds: list[int]  # requests, replies, progress, places and, where it can be mapped, arena
+
+
+def _open(
+    head: client.Connection, granted: messages.Lease
+) -> tuple[list[int], list[socket.socket]]:
+    """Connects to the device servers and hands the session to the core.
+
+    Returns the workers and, for a standing pool, second descriptors of the connections to them, which
+    can shut them down.
     """
+    opened: list[_Opened] = []
+    try:
+        for device in granted.devices:
+            opened.append(_open_device(device, head, granted))
+        if len(opened) > 1:
+            _introduce(opened)
+    except BaseException:
+        for one in opened:
+            one.connection.close()
+            for fd in one.fds:
+                os.close(fd)
+        raise
+    members = []
+    copies = []
+    for one in opened:
+        one.connection.settimeout(None)
+        if granted.secret:
+            copies.append(one.connection.dup())
+        members.append(
+            _core.Member(
+                socket=one.connection.detach(),
+                fds=one.fds,
+                arena_bytes=one.welcome.arena_bytes,
+                memory_bytes=one.device.info.memory_bytes,
+                spill_bytes=one.welcome.spill_bytes,
+                name=one.device.info.name,
+                is_cpu=one.device.info.device == "cpu",
+            )
+        )
+    _core.attach(granted.devices[0].session, members)
+    return [one.welcome.worker_pid for one in opened], copies
+
+
+def _open_device(
+    device: messages.GrantedDevice, head: client.Connection, lease: messages.Lease
+) -> _Opened:
     host_fd, host_bytes = _core.host_region()
     connection = _reach(device, head, lease)
     fds: list[int] = []
+    devices = len(lease.devices)
     try:
-        hello = messages.Hello(messages.our_versions(), device.token, host_bytes)
+        hello = messages.Hello(messages.our_versions(), device.token, host_bytes, devices)
         messages.send(connection, hello, [host_fd])
-        welcome, fds = messages.receive(connection, fds_max=4)
+        welcome, fds = messages.receive(connection, fds_max=5)
         if isinstance(welcome, messages.Refusal):
             raise LeaseError(welcome.reason)
-        if not isinstance(welcome, messages.Welcome):
+        if not isinstance(welcome, messages.Welcome) or len(fds) < 4:
             raise LeaseError(f"device {device.info.name} answered {type(welcome).__name__}")
     except (OSError, ProtocolError) as error:
         connection.close()
         raise LeaseError(f"device {device.info.name} cannot be reached: {error}") from None
     except LeaseError:
         connection.close()
+        for fd in fds:
+            os.close(fd)
         raise
-    connection.settimeout(None)
-    copy = connection.dup()
-    _core.attach(
-        socket=connection.detach(),
-        fds=fds,
-        arena_bytes=welcome.arena_bytes,
-        memory_bytes=device.info.memory_bytes,
-        session=device.session,
-        index=index,
-        name=device.info.name,
-        is_cpu=device.info.device == "cpu",
+    return _Opened(device, connection, welcome, fds)
+
+
+def _introduce(opened: list[_Opened]) -> None:
+    """Tells each worker of the others, so that they copy from one another."""
+    peers = messages.Peers(
+        [messages.Peer(one.device.info.name, one.welcome.arena_bytes) for one in opened]
     )
-    return copy, welcome.worker_pid
+    fds = [fd for one in opened for fd in one.fds[2:]]
+    for one in opened:
+        try:
+            messages.send(one.connection, peers, fds)
+        except OSError as error:
+            raise LeaseError(f"device {one.device.info.name} was lost: {error}") from None
 
 
 def _reach(
@@ -319,6 +361,19 @@ def device_info() -> list[messages.DeviceInfo]:
     return [d.info for d in lease.granted] if lease is not None else []
 
 
+def whole(devices: list[messages.DeviceInfo]) -> messages.DeviceInfo:
+    """The lease as one device."""
+    first = devices[0]
+    return msgspec.structs.replace(
+        first,
+        name="+".join(d.name for d in devices),
+        memory_bytes=sum(d.memory_bytes for d in devices),
+        free_bytes=sum(d.free_bytes for d in devices),
+        speed=sum(d.speed for d in devices),
+        threads=sum(d.threads for d in devices),
+    )
+
+
 def in_bad_fork() -> bool:
     """Whether this process was forked from one that uses the device: it cannot use it as well."""
     return _forked
@@ -336,7 +391,7 @@ def _after_fork() -> None:
     """The child must neither talk on the parent's streams nor keep them open."""
     global _forked, _lease, _embedded, _lock
     _lock = threading.RLock()  # another thread of the parent may have held it
-    _forked = _core.abandon_all() or _forked
+    _forked = _core.abandon() or _forked
     if _lease is not None:
         _lease._abandon()
     _lease = None

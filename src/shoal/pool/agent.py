@@ -232,7 +232,7 @@ class Agent:
                 server.held[grant.session] = grant
                 assert server.channel is not None
                 server.channel.send(grant)
-                self._say(messages.NodeGranted(grant.session, grant.epoch))
+                self._say(messages.NodeGranted(index, grant.session, grant.epoch))
             case messages.NodeRevoke(index, session):
                 server = self._server(index)
                 if server is None:

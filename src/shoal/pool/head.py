@@ -68,12 +68,13 @@ class Head:
         self.table = table or LeaseTable()
         self.nodes = Nodes(self.table, store)
         self.holders: dict[int, Holder] = {}
-        self.uses: dict[int, messages.SessionUse] = {}  # by session
+        self.uses: dict[messages.SessionPart, messages.SessionUse] = {}
         self.connections: dict[str, set[Channel]] = {}  # by name, of those with a certificate
         self.started = time.time()
         self.counts = {"leases_granted": 0, "leases_refused": 0, "nodes_lost": 0}
         self._changed = asyncio.Event()
-        self._taken_grants: set[tuple[int, int]] = set()  # session, epoch; until the client is told
+        # Device, session, epoch; until the client is told.
+        self._taken_grants: set[tuple[int, int, int]] = set()
         self._restore()
 
     def _restore(self) -> None:
@@ -105,7 +106,7 @@ class Head:
                 if holder.deadline is not None and holder.deadline < now:
                     self.end_lease(lease, "its client did not come back")
             epochs = {g.epoch for g in self.table.leases.values()}
-            self._taken_grants = {t for t in self._taken_grants if t[1] in epochs}
+            self._taken_grants = {t for t in self._taken_grants if t[2] in epochs}
             for lease in self.table.expired(time.time()):
                 self.end_lease(lease, "the time that was asked for is over")
 
@@ -201,8 +202,9 @@ class Head:
             case messages.Beat():
                 node.send(messages.Beat())
                 return
-            case messages.NodeGranted(session, epoch):
-                self._taken_grants.add((session, epoch))
+            case messages.NodeGranted(index, session, epoch):
+                if index in node.numbers:  # else it has just ended, and the grant with it
+                    self._taken_grants.add((node.numbers[index], session, epoch))
                 self._change()
                 return
             case messages.DeviceUp():
@@ -225,13 +227,11 @@ class Head:
         self.store.lose(lost, reason, time.time())
         for one in lost:
             holder = self.holders.get(one.lease)
-            sessions = [s.session for s in one.shares]
-            for session in sessions:
-                self.uses.pop(session, None)
+            parts = [s.part for s in one.shares]
+            for part in parts:
+                self.uses.pop(part, None)
             if holder is not None and holder.channel is not None and self.standing:
-                holder.channel.send(
-                    messages.SessionsLost(sessions, reason[: limits.TEXT_CHARS_MAX])
-                )
+                holder.channel.send(messages.SessionsLost(parts, reason[: limits.TEXT_CHARS_MAX]))
             if one.ended:
                 self.holders.pop(one.lease, None)
 
@@ -403,12 +403,12 @@ class Head:
     async def _taken(self, granted: Granted) -> bool:
         """Whether all device servers have the grant, so that the client may go to them."""
         deadline = time.monotonic() + limits.GRANT_S
+        wanted = {(*s.part, granted.epoch) for s in granted.shares}
         while granted.lease in self.table.leases:
             if len(self.table.leases[granted.lease].shares) < len(granted.shares):
                 return False
-            missing = {(s.session, granted.epoch) for s in granted.shares} - self._taken_grants
-            if not missing:
-                self._taken_grants -= {(s.session, granted.epoch) for s in granted.shares}
+            if wanted <= self._taken_grants:
+                self._taken_grants -= wanted
                 return True
             if not await self._next_change(deadline):
                 return False
@@ -432,7 +432,7 @@ class Head:
             raise ProtocolError("the lease is another program's")
         holder.channel, holder.deadline = client.channel, None
         client.lease = ask.lease
-        return messages.Resumed([s.session for s in granted.shares])
+        return messages.Resumed([s.part for s in granted.shares])
 
     def end_lease(self, lease: int, reason: str) -> None:
         """Ends a lease, wherever its parts are; its client is told if it is still there."""
@@ -442,19 +442,19 @@ class Head:
             return
         for share in granted.shares:
             self.nodes.revoke(share)
-            self.uses.pop(share.session, None)
+            self.uses.pop(share.part, None)
         self.store.end_lease(lease, granted.client, reason, time.time())
         if holder is not None and holder.channel is not None and self.standing:
-            sessions = [s.session for s in granted.shares]
-            holder.channel.send(messages.SessionsLost(sessions, reason))
+            parts = [s.part for s in granted.shares]
+            holder.channel.send(messages.SessionsLost(parts, reason))
         self._change()
 
     def _note_use(self, client: Client, beat: messages.Beat) -> None:
         granted = self.table.leases.get(client.lease) if client.lease is not None else None
-        mine = {s.session for s in granted.shares} if granted else set()
+        mine = {s.part for s in granted.shares} if granted else set()
         for use in beat.uses:
-            if use.session in mine:
-                self.uses[use.session] = use
+            if (use.device, use.session) in mine:
+                self.uses[use.device, use.session] = use
 
     # --- to look at --------------------------------------------------------------------------------
 
@@ -465,7 +465,7 @@ class Head:
                 self.holders[granted.lease].stored.program if granted.lease in self.holders else "",
                 share.device, share.memory_bytes,
                 self.holders[granted.lease].stored.since if granted.lease in self.holders else 0.0,
-                self.uses.get(share.session),
+                self.uses.get(share.part),
             )
             for granted in self.table.leases.values()
             for share in granted.shares

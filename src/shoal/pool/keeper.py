@@ -23,21 +23,21 @@ class Keeper:
     """A thread with the lease's connection to the head. Sessions go on without it, and without a head.
 
     Args:
-        on_lost: called in the thread with the sessions that are over, and why.
-        uses: what the sessions have done so far, for `shoal top`.
+        on_lost: called in the thread with the parts of the session that are over, and why.
+        uses: what the session has done so far on each device, for `shoal top`.
     """
 
     def __init__(
         self,
         connection: Connection,
         lease: messages.Lease,
-        on_lost: Callable[[list[int], str], None],
+        on_lost: Callable[[list[messages.SessionPart], str], None],
         uses: Callable[[], list[messages.SessionUse]],
     ) -> None:
         self._connection: Connection | None = connection
         self._url = connection.url
         self._lease = lease
-        self._sessions = {d.session for d in lease.devices}
+        self._parts = {d.part for d in lease.devices}
         self._on_lost = on_lost
         self._uses = uses
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -70,7 +70,7 @@ class Keeper:
                     self._keep(self._connection)
             self._give_back()
         except LeaseOver as over:
-            self._lost(sorted(self._sessions), str(over))
+            self._lost(sorted(self._parts), str(over))
         finally:
             if self._connection is not None:
                 self._connection.close()
@@ -87,7 +87,7 @@ class Keeper:
                 while (message := self._next(connection, next_beat - now)) is not None:
                     heard = now = time.monotonic()
                     if isinstance(message, messages.SessionsLost):
-                        self._lost(message.sessions, message.reason)
+                        self._lost(message.parts, message.reason)
                     elif isinstance(message, messages.Refusal):
                         raise LeaseOver(message.reason)
                 if time.monotonic() - heard > limits.SILENCE_S:
@@ -125,13 +125,13 @@ class Keeper:
             reason = answer.reason if isinstance(answer, messages.Refusal) else "it is not known"
             raise LeaseOver(reason)
         self._connection = connection
-        gone = self._sessions - set(answer.sessions)
+        gone = self._parts - set(answer.parts)
         if gone:
             self._lost(sorted(gone), "it was lost while the head was away")
 
-    def _lost(self, sessions: list[int], reason: str) -> None:
-        known = [s for s in sessions if s in self._sessions]
-        self._sessions -= set(known)
+    def _lost(self, parts: list[messages.SessionPart], reason: str) -> None:
+        known = [p for p in parts if p in self._parts]
+        self._parts -= set(known)
         if known and not self._stopping:
             self._on_lost(known, reason)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -43,6 +42,11 @@ class Share:
     session: int
     memory_bytes: int
 
+    @property
+    def part(self) -> tuple[int, int]:
+        """What tells it from all others that are held: sessions are of a whole lease."""
+        return self.device, self.session
+
 
 @dataclass(frozen=True, slots=True)
 class Granted:
@@ -82,9 +86,9 @@ class Lost:
 
 @dataclass(slots=True)
 class LeaseTable:
-    """Invariants: a session number is held at most once; the shares of a device are never more than
-    its memory (a lease that asked for no amount got what was free); a client with a quota never
-    holds more than that; epochs only grow.
+    """Invariants: a session number belongs to at most one lease, whose devices all share it (they are
+    one address space); the shares of a device are never more than its memory (a lease that asked for
+    no amount got what was free); a client with a quota never holds more than that; epochs only grow.
     """
 
     devices: dict[int, Device] = field(default_factory=dict)
@@ -144,11 +148,11 @@ class LeaseTable:
             most_bytes = self._quota_left_bytes(request.client) // request.count
             shares_bytes = [max(1, min(amount, most_bytes)) for amount in shares_bytes]
         self._check_quota(request.client, len(chosen), sum(shares_bytes))
-        sessions = self._sessions(request.count, request.avoid)
+        session = self._session(request.avoid)
         self.epoch += 1
         shares = tuple(
             Share(offer.number, session, amount)
-            for offer, session, amount in zip(chosen, sessions, shares_bytes, strict=True)
+            for offer, amount in zip(chosen, shares_bytes, strict=True)
         )
         granted = Granted(self.epoch, self.epoch, shares, request.client, request.until)
         self.leases[granted.lease] = granted
@@ -186,11 +190,7 @@ class LeaseTable:
     def session_ended(self, device: int, session: int, epoch: int) -> list[Lost]:
         """The device server says that the worker is gone that had this session at that epoch."""
         holder = next((g for g in self.leases.values() if g.epoch == epoch), None)
-        ended = (
-            [s for s in holder.shares if (s.device, s.session) == (device, session)]
-            if holder
-            else []
-        )
+        ended = [s for s in holder.shares if s.part == (device, session)] if holder else []
         return self.lose(lambda share: share in ended)
 
     def reconcile(self, devices: set[int], held: Iterable[Held]) -> tuple[list[Held], list[Lost]]:
@@ -207,7 +207,7 @@ class LeaseTable:
         }
         there = set(held)
         gone = {(h.device, h.session) for h in known - there}
-        lost = self.lose(lambda share: (share.device, share.session) in gone)
+        lost = self.lose(lambda share: share.part in gone)
         return sorted(there - known, key=lambda h: (h.device, h.session)), lost
 
     def lose(self, is_lost: Callable[[Share], bool]) -> list[Lost]:
@@ -252,12 +252,12 @@ class LeaseTable:
         held = sum(s.memory_bytes for g in self.held_by(client) for s in g.shares)
         return max(0, quota.memory_bytes - held)
 
-    def _sessions(self, count: int, avoid: frozenset[int]) -> list[int]:
-        """The next free numbers, in a circle: one that was just given back is used last."""
+    def _session(self, avoid: frozenset[int]) -> int:
+        """The next free number, in a circle: one that was just given back is used last."""
         taken = avoid | {s.session for g in self.leases.values() for s in g.shares}
         circle = ((self.next_session - 1 + i) % SESSIONS_MAX + 1 for i in range(SESSIONS_MAX))
-        found = list(itertools.islice((n for n in circle if n not in taken), count))
-        if len(found) < count:
+        found = next((n for n in circle if n not in taken), None)
+        if found is None:
             raise LeaseRefused(f"all {SESSIONS_MAX} session numbers of the pool are in use")
-        self.next_session = found[-1] % SESSIONS_MAX + 1
+        self.next_session = found % SESSIONS_MAX + 1
         return found

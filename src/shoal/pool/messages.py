@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from shoal.errors import ProtocolError
 from shoal.pool.limits import (
+    DEVICES_PER_LEASE_MAX,
     DEVICES_PER_NODE_MAX,
     FRAME_BYTES_MAX,
     NAME_CHARS_MAX,
@@ -31,6 +32,8 @@ Text = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
 Pem = Annotated[str, Meta(max_length=4096)]
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Device = Annotated[int, Meta(ge=0, lt=2**31)]
+# Device number and session: a lease has one session number, and a part of it on each of its devices.
+SessionPart = tuple[Count, Count]
 
 
 class Versions(msgspec.Struct, frozen=True):
@@ -98,6 +101,10 @@ class GrantedDevice(msgspec.Struct, frozen=True):
     machine: Name = ""  # the machine on which `address` means something
     network: NetworkEndpoint | None = None
 
+    @property
+    def part(self) -> SessionPart:
+        return self.info.number, self.session
+
 
 class Lease(msgspec.Struct, frozen=True, tag=True):
     """Head → client: yours."""
@@ -119,7 +126,7 @@ class Resume(msgspec.Struct, frozen=True, tag=True):
 class Resumed(msgspec.Struct, frozen=True, tag=True):
     """Head → client: it is still yours."""
 
-    sessions: list[Count]  # those of it that are still there
+    parts: list[SessionPart]  # those of it that are still there
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
@@ -127,15 +134,16 @@ class Release(msgspec.Struct, frozen=True, tag=True):
 
 
 class SessionsLost(msgspec.Struct, frozen=True, tag=True):
-    """Head → client: these sessions of your lease are over, and why."""
+    """Head → client: these parts of your lease's session are over, and why."""
 
-    sessions: list[Count]
+    parts: list[SessionPart]
     reason: Text
 
 
 class SessionUse(msgspec.Struct, frozen=True):
-    """What a session has done so far, as its client counts it."""
+    """What a session has done so far on one device, as its client counts it."""
 
+    device: Count
     session: Count
     memory_bytes: Count
     calls: Count
@@ -187,6 +195,10 @@ class SessionInfo(msgspec.Struct, frozen=True):
     granted_bytes: Count
     since: float  # Unix time
     use: SessionUse | None = None
+
+    @property
+    def part(self) -> SessionPart:
+        return self.device, self.session
 
 
 class PoolStatus(msgspec.Struct, frozen=True, tag=True):
@@ -393,8 +405,9 @@ class NodeGrant(msgspec.Struct, frozen=True, tag=True):
 
 
 class NodeGranted(msgspec.Struct, frozen=True, tag=True):
-    """Agent → head: the device server has the grant, so its client may come."""
+    """Agent → head: device server `index` has the grant, so its client may come."""
 
+    index: Device
     session: Count
     epoch: Count
 
@@ -424,6 +437,8 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     versions: Versions
     token: Name
     host_bytes: Count
+    # Of the lease; where there are several, `Peers` follows the answer.
+    devices: Annotated[int, Meta(ge=1, le=DEVICES_PER_LEASE_MAX)] = 1
 
 
 class Attach(msgspec.Struct, frozen=True, tag=True):
@@ -440,6 +455,22 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
 
     arena_bytes: Count
     worker_pid: Count
+    spill_bytes: Count = 0  # what the session may hold beyond the device's memory
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """A device of the lease, as its other devices see it."""
+
+    name: Name
+    arena_bytes: Count
+
+
+class Peers(msgspec.Struct, frozen=True, tag=True):
+    """Client → worker: all devices of the lease in its order, with three descriptors each (progress,
+    places and arena), or two where a device has no arena to map. Then the op stream begins.
+    """
+
+    devices: Annotated[list[Peer], Meta(max_length=DEVICES_PER_LEASE_MAX)]
 
 
 Message = (
@@ -480,6 +511,7 @@ Message = (
     | Hello
     | Attach
     | Welcome
+    | Peers
 )
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 

@@ -11,7 +11,7 @@ import socket
 import ssl
 
 from shoal.errors import PoolError, ProtocolError
-from shoal.pool import limits, tls
+from shoal.pool import limits, messages, tls
 from shoal.pool.head import Head
 
 STATES = ("starting", "up", "absent")
@@ -66,6 +66,11 @@ def render(head: Head) -> str:
     page.add("device_sessions", "gauge", "Sessions on the device.",
              [(label[d.number], d.sessions) for d in status.devices])  # fmt: skip
     used = [s for s in status.sessions if s.use is not None]
+
+    def where(session: messages.SessionInfo) -> dict[str, str]:
+        """A session has a part on each device of its lease. The device may be away just now."""
+        return label.get(session.device, {"device": str(session.device), "node": "", "kind": ""})
+
     for name, kind, text in (
         ("memory_bytes", "gauge", "Memory in use, as the session's client counts it."),
         ("calls", "counter", "Messages of the op stream."),
@@ -74,7 +79,8 @@ def render(head: Head) -> str:
     ):
         suffix = "_total" if kind == "counter" else ""
         page.add(f"session_{name}{suffix}", kind, text, [
-            ({"session": str(s.session), "client": s.client}, getattr(s.use, name)) for s in used
+            ({"session": str(s.session), "client": s.client, **where(s)}, getattr(s.use, name))
+            for s in used
         ])  # fmt: skip
     for name, value in head.counts.items():
         page.add(f"{name}_total", "counter", "Since the head started.", [({}, value)])

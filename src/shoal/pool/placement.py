@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from shoal.pool.limits import DEVICES_PER_LEASE_MAX
+
 
 class LeaseRefused(Exception):
     """The request cannot be granted; the text says why and what would help."""
@@ -82,6 +84,11 @@ def choose(request: Request, offers: Sequence[Offer]) -> list[Offer]:
     several of one node before the same number from many, as their copies stay inside of it.
     """
     check(request)
+    if request.count > DEVICES_PER_LEASE_MAX:
+        raise LeaseRefused(
+            f"{request.count} devices were asked for; a lease has at most {DEVICES_PER_LEASE_MAX}. "
+            "Ask for fewer."
+        )
     suitable = [o for o in offers if is_of_kind(o.kind, request.kind)]
     if request.count < 1 or request.count > len(suitable):
         raise LeaseRefused(_too_few(request, offers, suitable))

@@ -18,14 +18,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from shoal.errors import ProtocolError
-from shoal.pool import door, messages, process
-from shoal.pool.spec import DeviceSpec, default_threads, host_memory_bytes
+from shoal.pool import door, limits, messages, process
+from shoal.pool.spec import DeviceSpec, default_threads, host_memory_bytes, spill
+
+if TYPE_CHECKING:
+    from shoal import _core
 
 HELLO_TIMEOUT_S = 2.0  # a client on this machine has its greeting ready
+PEERS_TIMEOUT_S = 30.0  # while the client opens the other devices of its lease, one by one
 GREETINGS_MAX = 64  # connections that have not yet said who they are
 DYING_S = 2.0  # for a killed worker to be gone, so that its memory can be given to another
 
@@ -64,6 +69,7 @@ class DeviceServer:
         self.inbox = messages.Inbox()
         self.memory_bytes = spec.memory_bytes or device_memory_bytes(spec.device)
         self.threads = spec.threads or default_threads()
+        self.spill = spill(spec, self.memory_bytes)
         self.grants: dict[str, messages.Grant] = {}  # by token; used once
         self.sessions: dict[int, Session] = {}  # by pid, until the worker is reaped
         self.selector = selectors.DefaultSelector()
@@ -230,6 +236,9 @@ class DeviceServer:
             connection.settimeout(None)
             from shoal import _core
 
+            share = min(1.0, grant.memory_bytes / self.memory_bytes)
+            host_spill = int(self.spill.host_bytes * share)
+            disk_spill = int(self.spill.disk_bytes * share)
             worker = _core.Worker(
                 socket=os.dup(connection.fileno()),
                 client_pidfd=process.watch(process.peer_credentials(connection)[0]),
@@ -239,11 +248,20 @@ class DeviceServer:
                 memory_bytes=grant.memory_bytes,
                 host_fd=os.dup(host_fd),
                 host_bytes=hello.host_bytes,
+                spill_host_bytes=host_spill,
+                spill_disk_bytes=disk_spill,
+                spill_directory=self.spill.directory,
+                least_recent=self.spec.paging == "lru",
                 speed=self.spec.speed,
                 threads=self.threads,
             )
-            welcome = messages.Welcome(worker.arena_bytes(), os.getpid())
+            # An accelerator's memory is torch's to manage: it does not page yet.
+            spill_bytes = host_spill + disk_spill if self.spec.device == "cpu" else 0
+            welcome = messages.Welcome(worker.arena_bytes(), os.getpid(), spill_bytes)
             messages.send(connection, welcome, worker.fds())
+            if hello.devices > 1:
+                connection.settimeout(PEERS_TIMEOUT_S)
+                add_peers(worker, connection, hello.devices)
             connection.close()
             worker.serve()
         except BaseException as error:
@@ -268,6 +286,21 @@ class DeviceServer:
 def session_kill(session: Session) -> None:
     with suppress(ProcessLookupError):
         os.kill(session.pid, signal.SIGKILL)
+
+
+def add_peers(worker: _core.Worker, connection: socket.socket, devices: int) -> None:
+    """Hears from the client which other devices its lease has, and lets the worker read them."""
+    message, fds = messages.receive(
+        connection, fds_max=3 * min(devices, limits.DEVICES_PER_LEASE_MAX)
+    )
+    if not isinstance(message, messages.Peers) or len(message.devices) != devices:
+        raise ProtocolError(f"a lease of {devices} devices says so with Peers")
+    for peer in message.devices:
+        count = 3 if peer.arena_bytes else 2
+        if len(fds) < count:
+            raise ProtocolError("too few descriptors came with Peers")
+        worker.add_peer(fds=fds[:count], arena_bytes=peer.arena_bytes, name=peer.name)
+        fds = fds[count:]
 
 
 def device_memory_bytes(device: str) -> int:

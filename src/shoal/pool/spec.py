@@ -1,10 +1,15 @@
-"""How a device is declared: `cpu`, `cuda:1`, `cpu,memory=160MiB,speed=0.5,name=slow,kind=t4`."""
+"""How a device is declared: `cpu`, `cuda:1`, `cpu,memory=160MiB,speed=0.5,name=slow,kind=t4`.
+
+`host=` and `disk=` say how much more it may hold than its memory, in host memory and on disk.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 import re
+import shutil
+import tempfile
 
 import msgspec
 
@@ -23,7 +28,8 @@ _UNITS = {
     "tib": 2**40,
 }
 _BYTES_MAX = 2**62
-_OPTIONS = ("memory", "speed", "threads", "name", "kind")
+_OPTIONS = ("memory", "host", "disk", "paging", "speed", "threads", "name", "kind")
+PAGING = ("next-use", "lru")
 _DEVICE = re.compile(r"[a-z]+(:\d+)?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -34,6 +40,9 @@ class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
     device: str  # torch's name of it: "cpu", "cuda:0"
     name: str
     memory_bytes: int | None = None  # None: all that the device has
+    host_bytes: int | None = None  # of host memory, when the device is full; None: as `spill` says
+    disk_bytes: int | None = None  # of disk, when that is full too
+    paging: str = "next-use"  # "lru": on demand, least recently used first, to compare with
     speed: float = 1.0  # below 1 a CPU device takes 1/speed of the time
     threads: int | None = None  # None: follow OMP_NUM_THREADS, else all cores
     kind: str = ""  # what it is to `kind=` of a request; empty: what torch says
@@ -79,6 +88,9 @@ def parse_device(text: str, number: int = 0) -> DeviceSpec:
         device=device,
         name=name,
         memory_bytes=parse_bytes(found["memory"]) if "memory" in found else None,
+        host_bytes=parse_bytes(found["host"]) if "host" in found else None,
+        disk_bytes=parse_bytes(found["disk"]) if "disk" in found else None,
+        paging=_paging(text, found.get("paging", "next-use")),
         speed=_speed(text, found.get("speed", "1")),
         threads=_threads(text, found.get("threads")),
         kind=found.get("kind", ""),
@@ -99,6 +111,44 @@ def parse_memory(memory: int | float | str | None) -> tuple[int | None, float | 
     if isinstance(memory, str):
         return parse_bytes(memory), None
     return (None, memory) if isinstance(memory, float) else (memory, None)
+
+
+class Spill(msgspec.Struct, frozen=True):
+    """What a device may hold beyond its own memory."""
+
+    host_bytes: int
+    disk_bytes: int
+    directory: str
+
+
+def spill(spec: DeviceSpec, memory_bytes: int) -> Spill:
+    """The declared amounts, or what the machine can well spare.
+
+    A CPU device that was given all of the host's memory gets no more of it.
+    """
+    directory = spill_directory()
+    host = spec.host_bytes
+    if host is None:
+        has_own = spec.device != "cpu" or spec.memory_bytes is not None
+        host = min(memory_bytes, host_memory_bytes() // 8) if has_own else 0
+    disk = spec.disk_bytes
+    if disk is None:
+        try:
+            disk = min(4 * memory_bytes, shutil.disk_usage(directory).free // 4)
+        except OSError:
+            disk = 0
+    return Spill(host, disk, directory)
+
+
+def spill_directory() -> str:
+    """Where devices write when host memory is full too: $SHOAL_SPILL_DIR, else the system's own."""
+    return os.environ.get("SHOAL_SPILL_DIR") or tempfile.gettempdir()
+
+
+def _paging(text: str, value: str) -> str:
+    if value not in PAGING:
+        raise DeviceSpecError(f"{text!r}: paging is one of {', '.join(PAGING)}, not {value!r}")
+    return value
 
 
 def _speed(text: str, value: str) -> float:

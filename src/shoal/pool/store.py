@@ -34,7 +34,8 @@ CREATE TABLE leases (
     program TEXT NOT NULL, since REAL NOT NULL, until REAL);
 CREATE TABLE shares (
     lease INTEGER NOT NULL REFERENCES leases ON DELETE CASCADE, device INTEGER NOT NULL,
-    session INTEGER NOT NULL UNIQUE, memory_bytes INTEGER NOT NULL, PRIMARY KEY (lease, session));
+    session INTEGER NOT NULL, memory_bytes INTEGER NOT NULL, PRIMARY KEY (lease, device),
+    UNIQUE (device, session));
 CREATE TABLE audit (
     id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, actor TEXT NOT NULL,
     action TEXT NOT NULL, detail TEXT NOT NULL);
@@ -141,8 +142,8 @@ class Store:
         with self._transaction() as db:
             for one in lost:
                 db.executemany(
-                    "DELETE FROM shares WHERE lease = ? AND session = ?",
-                    [(one.lease, s.session) for s in one.shares],
+                    "DELETE FROM shares WHERE lease = ? AND device = ? AND session = ?",
+                    [(one.lease, *s.part) for s in one.shares],
                 )
                 if one.ended:
                     db.execute("DELETE FROM leases WHERE lease = ?", (one.lease,))
@@ -152,7 +153,7 @@ class Store:
     def leases(self) -> list[StoredLease]:
         shares: dict[int, list[Share]] = {}
         for lease, device, session, memory in self._db.execute(
-            "SELECT lease, device, session, memory_bytes FROM shares ORDER BY session"
+            "SELECT lease, device, session, memory_bytes FROM shares ORDER BY lease, device"
         ):
             shares.setdefault(lease, []).append(Share(device, session, memory))
         rows = self._db.execute(

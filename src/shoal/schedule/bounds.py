@@ -8,7 +8,8 @@ than its row allows, and never runs on more than its gang.
 
 Makespan: all work is done by T, no task runs longer than from its arrival to T.
 
-Average completion time: time is cut into intervals. Let q[j, g, t] be the part of task j that is
+Average completion time: `patterns` has the tight program. Where that would be too large: time is
+cut into intervals. Let q[j, g, t] be the part of task j that is
 done on kind g in interval t. Its completion C satisfies all of
     C >= sum q · max(start of t, arrival) + p/2   (its progress is never faster than 1/p, with p
                                                   its least duration, so it ends at least p/2
@@ -25,11 +26,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.schedule.model import Pool, Task
+from shoal.schedule.patterns import INTERVALS_MIN, find_modes, interval_count, pattern_bound
 from shoal.schedule.solver import INFINITY, Ints, Program, sums
-from shoal.schedule.throughputs import Floats, Group, Throughputs
+from shoal.schedule.throughputs import Floats, Throughputs
+from shoal.schedule.workload import Workload
 
 #: Intervals of the completion-time bound: more are tighter and slower.
 INTERVALS = 64
+#: The open last interval of the pattern bound starts at this part of the least makespan.
+OPEN_FROM = 1.2
 #: Beyond these sizes the completion time has only its trivial bound: all tasks alone at full speed.
 TASKS_MAX = 1500
 GROUPS_MAX = 6000
@@ -43,75 +48,14 @@ class Bounds:
     makespan_s: float
 
 
-class _Work:
-    """What both programs share: tasks, their rows, and the groups of rows on each kind."""
-
-    def __init__(
-        self, pool: Pool, table: Throughputs, tasks: Sequence[Task], together_max: int
-    ) -> None:
-        self.pool = pool
-        self.table = table.select(pool.names)
-        self.tasks = list(tasks)
-        self.rows = np.array([self.table.row_of[t.type, t.devices] for t in self.tasks])
-        self.steps = np.array([t.steps for t in self.tasks])
-        self.arrivals = np.array([t.arrival_s for t in self.tasks])
-        self.arrivals -= self.arrivals.min()
-        self.counts = np.array([k.count for k in pool.kinds], dtype=np.float64)
-        allowed = np.array(
-            [
-                [
-                    (t.kinds is None or k.name in t.kinds)
-                    and t.devices <= k.count
-                    and self.table.fits(number, (row,), k.memory_bytes)
-                    for number, k in enumerate(pool.kinds)
-                ]
-                for t, row in zip(self.tasks, self.rows.tolist(), strict=True)
-            ]
-        )
-        #: Fastest speed of task j on kind g, beside whomever; 0: it may not run there.
-        self.speeds: Floats = np.where(allowed, self.table.alone[self.rows], 0.0)
-        self.groups: list[tuple[int, Group, tuple[float, ...]]] = []
-        present = sorted(set(self.rows.tolist()))
-        for kind, place in enumerate(pool.kinds):
-            for row in present:
-                self._add_group(kind, (row,))
-            shared = self.table.useful_groups(kind, present, place.memory_bytes, together_max)
-            for group in shared:
-                self._add_group(kind, group)
-        self.least_s: Floats = self.steps / self.speeds.max(axis=1)
-
-    def _add_group(self, kind: int, group: Group) -> None:
-        rates = self.table.rates(kind, group)
-        if rates is None or self.table.rows[group[0]][1] > self.pool.kinds[kind].count:
-            return
-        self.groups.append((kind, group, rates))
-        # Some measured pairs run faster than alone; a bound has to allow it.
-        for row, rate in zip(group, rates, strict=True):
-            mine = (self.rows == row) & (self.speeds[:, kind] > 0)
-            self.speeds[mine, kind] = np.maximum(self.speeds[mine, kind], rate)
-
-    def members(self) -> tuple[Ints, Ints, Ints, Floats]:
-        """For each (group, member): the group's number, its kind, the row, steps/s."""
-        flat = [
-            (number, kind, row, rate)
-            for number, (kind, group, rates) in enumerate(self.groups)
-            for row, rate in zip(group, rates, strict=True)
-        ]
-        number, kind, row = (np.array([m[i] for m in flat], dtype=np.int64) for i in range(3))
-        return number, kind, row, np.array([m[3] for m in flat])
-
-    def gangs(self) -> Floats:
-        return np.array([self.table.rows[g[0]][1] for _, g, _ in self.groups], dtype=np.float64)
-
-
 def makespan_bound(
     pool: Pool, table: Throughputs, tasks: Sequence[Task], together_max: int = 2
 ) -> float:
     """Seconds from the first arrival to the last finish, at least."""
-    return _makespan(_Work(pool, table, tasks, together_max))
+    return _makespan(Workload(pool, table, tasks, together_max))
 
 
-def _makespan(work: _Work) -> float:
+def _makespan(work: Workload) -> float:
     """Work per (row, kind) comes from groups and goes to tasks; the horizon T is minimised."""
     program = Program()
     number, kind, row, rate = work.members()
@@ -153,17 +97,46 @@ def _interval_edges(horizon_s: float, least_s: float) -> Floats:
 
 
 def completion_bound(
-    pool: Pool, table: Throughputs, tasks: Sequence[Task], together_max: int = 2
-) -> float:
-    """Seconds of average completion time, at least."""
-    work = _Work(pool, table, tasks, together_max)
-    return _completion(work, _makespan(work))
+    pool: Pool,
+    table: Throughputs,
+    tasks: Sequence[Task],
+    together_max: int = 2,
+    latest_s: float | None = None,
+    round_s: float | None = None,
+    intervals: int | None = None,
+) -> float | None:
+    """Seconds of average completion time, at least. None: no schedule can be that early.
+
+    Args:
+        latest_s: Only schedules that end by then, in seconds from the first arrival.
+        round_s: Only schedules that start tasks at multiples of this, as a pool with rounds does.
+        intervals: Cuts of the time; as many as a program of moderate size allows.
+    """
+    work = Workload(pool, table, tasks, together_max)
+    waits_s = 0.0
+    if round_s is not None:
+        starts = np.ceil(work.arrivals / round_s - 1e-9) * round_s
+        waits_s = float((starts - work.arrivals).mean())
+        work.arrivals = starts
+    if intervals is None:
+        intervals = max(INTERVALS_MIN, interval_count(work, find_modes(work)))
+    horizon_s = OPEN_FROM * _makespan(work)
+    bound_s = pattern_bound(work, horizon_s, intervals, latest_s)
+    return None if bound_s is None else bound_s + waits_s
 
 
-def _completion(work: _Work, makespan_s: float) -> float:
+def _completion(work: Workload, makespan_s: float) -> float:
     trivial = float(work.least_s.mean())
     if len(work.tasks) > TASKS_MAX or len(work.groups) > GROUPS_MAX:
         return trivial
+    intervals = interval_count(work, find_modes(work))
+    if intervals:
+        bound_s = pattern_bound(work, OPEN_FROM * makespan_s, intervals)
+        return trivial if bound_s is None else max(trivial, bound_s)
+    return max(trivial, _mean_progress(work, makespan_s))
+
+
+def _mean_progress(work: Workload, makespan_s: float) -> float:
     # A schedule may well end after the least makespan: the last interval is open.
     edges = _interval_edges(makespan_s, min(float(work.least_s.min()), makespan_s / 1000))
     starts, ends = edges, np.append(edges[1:], INFINITY)
@@ -186,10 +159,10 @@ def _completion(work: _Work, makespan_s: float) -> float:
     program.add(running[task], done, -work.steps[task] / work.speeds[task, kind])
     solution = program.solve(method="ipm")
     bound = -INFINITY if solution is None else solution.bound
-    return max(trivial, bound - float(work.arrivals.mean()))
+    return bound - float(work.arrivals.mean())
 
 
-def _parts(work: _Work, ends: Floats) -> tuple[Ints, Ints, Ints]:
+def _parts(work: Workload, ends: Floats) -> tuple[Ints, Ints, Ints]:
     """(task, kind, interval) of all parts that may be non-zero."""
     task, kind = np.nonzero(work.speeds > 0)
     usable = ends[None, :] > work.arrivals[task, None]
@@ -199,7 +172,7 @@ def _parts(work: _Work, ends: Floats) -> tuple[Ints, Ints, Ints]:
 
 def _add_supply(
     program: Program,
-    work: _Work,
+    work: Workload,
     lengths: Floats,
     ends: Floats,
     parts: tuple[Ints, Ints, Ints],
@@ -231,6 +204,6 @@ def _add_supply(
 
 def bounds(pool: Pool, table: Throughputs, tasks: Sequence[Task], together_max: int = 2) -> Bounds:
     """Both bounds of a trace on a pool."""
-    work = _Work(pool, table, tasks, together_max)
+    work = Workload(pool, table, tasks, together_max)
     makespan_s = _makespan(work)
     return Bounds(_completion(work, makespan_s), makespan_s)

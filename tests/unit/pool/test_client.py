@@ -64,14 +64,22 @@ def test_tries_of_one_host_are_counted_together() -> None:
     assert source_of("nonsense") == "nonsense"
 
 
-def status(now: float, calls: int, epoch: int = 1) -> messages.PoolStatus:
-    use = messages.SessionUse(7, 0, calls, 0, 10 * calls)
-    session = messages.SessionInfo(7, 1, epoch, "ana", "x", 0, 1, 0.0, use)
-    return messages.PoolStatus("p", "0", 1, 0.0, now, "", [], [], [session])
+def status(now: float, *calls: int, epoch: int = 1) -> messages.PoolStatus:
+    """Of a lease with so many calls on each of its devices."""
+    sessions = [
+        messages.SessionInfo(
+            7, 1, epoch, "ana", "x", device, 1, 0.0,
+            messages.SessionUse(device, 7, 0, count, 0, 10 * count),
+        )
+        for device, count in enumerate(calls)
+    ]  # fmt: skip
+    return messages.PoolStatus("p", "0", 1, 0.0, now, "", [], [], sessions)
 
 
 def test_rates_are_of_the_same_session() -> None:
     assert rates(None, status(1.0, 5)) == {}
-    assert rates(status(1.0, 5), status(3.0, 9)) == {7: Rate(2.0, 0.0, 20.0)}
+    assert rates(status(1.0, 5), status(3.0, 9)) == {(0, 7): Rate(2.0, 0.0, 20.0)}
     assert rates(status(1.0, 5, epoch=1), status(3.0, 9, epoch=2)) == {}
-    assert rates(status(1.0, 9), status(3.0, 5))[7].calls == 0
+    assert rates(status(1.0, 9), status(3.0, 5))[0, 7].calls == 0
+    both = rates(status(1.0, 5, 50), status(3.0, 9, 60))
+    assert {device: rate.calls for (device, _), rate in both.items()} == {0: 2.0, 1: 5.0}

@@ -28,7 +28,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.table = LeaseTable(quotas=dict(QUOTAS))
         self.last_epoch = 0
         self.servers: dict[int, dict[int, Held]] = {}  # device -> session -> what its server holds
-        self.memory: dict[tuple[int, int], int] = {}  # (session, epoch) -> bytes
+        self.memory: dict[Held, int] = {}  # in bytes
         self.absent: set[int] = set()
         self.known: dict[int, Granted] = {}  # what clients believe to hold, some of them wrongly
         self.ended: set[int] = set()
@@ -122,10 +122,9 @@ class LeaseMachine(RuleBasedStateMachine):
             assert share.memory_bytes >= 1
             if memory is not None:
                 assert share.memory_bytes == memory
-            self.servers[share.device][share.session] = Held(
-                share.device, share.session, lease.lease, lease.epoch
-            )
-            self.memory[share.session, lease.epoch] = share.memory_bytes
+            held = Held(share.device, share.session, lease.lease, lease.epoch)
+            self.servers[share.device][share.session] = held
+            self.memory[held] = share.memory_bytes
         self.known[lease.lease] = lease
 
     @precondition(lambda self: self.known)
@@ -164,7 +163,9 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @invariant()
     def sessions_are_held_once(self) -> None:
-        sessions = [s.session for g in self.table.leases.values() for s in g.shares]
+        for lease in self.table.leases.values():
+            assert len({s.session for s in lease.shares}) == 1, "a lease is one address space"
+        sessions = [g.shares[0].session for g in self.table.leases.values()]
         assert len(sessions) == len(set(sessions))
         assert all(1 <= s <= SESSIONS_MAX for s in sessions)
 
@@ -175,7 +176,7 @@ class LeaseMachine(RuleBasedStateMachine):
             assert 0 <= self.table.free_bytes(number) <= MEMORY
         for number, held in self.servers.items():
             if number not in self.absent:
-                assert sum(self.memory[h.session, h.epoch] for h in held.values()) <= MEMORY
+                assert sum(self.memory[h] for h in held.values()) <= MEMORY
 
     @invariant()
     def servers_that_are_heard_hold_what_is_leased(self) -> None:
@@ -274,5 +275,7 @@ def test_refusals_say_what_there_is() -> None:
         table(100).grant(Request(2))
     with pytest.raises(LeaseRefused, match="101 bytes"):
         table(100).grant(Request(1, 101))
+    with pytest.raises(LeaseRefused, match="a lease has at most 32"):
+        table(*[100] * 40).grant(Request(33))
     with pytest.raises(LeaseRefused, match="at most 1"):
         table(100).grant(Request(1, fraction=1.5))

@@ -36,6 +36,8 @@ def values(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
             return st.none()
         case msgspec.inspect.ListType():
             return st.lists(values(kind.item_type), max_size=3)
+        case msgspec.inspect.TupleType():
+            return st.tuples(*map(values, kind.item_types))
         case msgspec.inspect.UnionType():
             return st.one_of(*map(values, kind.types))
         case msgspec.inspect.StructType():
@@ -47,7 +49,8 @@ def values(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
 def _bounded(field: msgspec.inspect.Field) -> msgspec.inspect.Type:
     """Ports and counts have bounds of their own; a small positive number is within all of them."""
     if isinstance(field.type, msgspec.inspect.IntType) and (field.type.lt or field.type.le):
-        return msgspec.inspect.IntType(ge=max(1, field.type.ge or 1), le=500)
+        least, most = max(1, field.type.ge or 1), min(500, field.type.le or 500)
+        return msgspec.inspect.IntType(ge=least, le=most)
     return field.type
 
 
@@ -123,6 +126,9 @@ def test_every_message_says_who_says_it_to_whom() -> None:
         messages.ReadAudit(100_000),
         messages.NodeRevoke(-1, 5),
         messages.Revoke(-1),
+        messages.Hello(Versions("", "", 1), "", 1, 33),
+        messages.Peers([messages.Peer("x", 1)] * 33),
+        messages.Resumed([(-1, 5)]),
     ],
 )
 def test_fields_out_of_bounds_are_refused(message: Message) -> None:

@@ -1,0 +1,245 @@
+"""Training over two devices beside PyTorch's own ways, and beside two processes that share nothing.
+
+All programs stay resident and run in short bursts, one after another, round by round; a figure is
+the median over the rounds of samples a second against one process in the same round. So what else
+the machine does hits all alike.
+
+    python -m bench.train [--quick] [--model GPT] [--realtime]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import shoal
+import shoal.train
+from bench.train_peers import MICRO_BATCHES, MODELS, adamw, loss_of, made
+
+SLOW = 0.45
+#: Peers keep freed memory, as a device's allocator does: first touches cost more than copies.
+PEER_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": "-1",
+    "MALLOC_TOP_PAD_": str(64 * 2**20),
+}
+#: Least ratios that the project aims at, of "two independent processes" or of one device.
+AIMS = {
+    "data parallel": "0.95 of the ceiling",
+    "two stages": "GPT 1.71, CNN 1.55, MLP 1.31",
+    "unequal, data parallel": f"0.95 x {1 + SLOW:.2f}",
+    "unequal, two stages": "GPT 1.25, CNN 1.10",
+}
+
+
+@dataclass
+class Contestant:
+    """Something that runs steps: peers in processes, or ours in this one."""
+
+    name: str
+    run: Callable[[int], float]  # steps -> seconds
+    pids: Sequence[int]
+
+
+class Peers:
+    """A peer's ranks, which run when told to and wait otherwise."""
+
+    def __init__(self, role: str, model: str, speeds: Sequence[float]) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self._ranks = [
+            subprocess.Popen(
+                [
+                    sys.executable, "-m", "bench.train_peers", role, model,
+                    str(rank), str(len(speeds)), str(port), str(speed),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env={**os.environ, **PEER_ENVIRONMENT},
+            )
+            for rank, speed in enumerate(speeds)
+        ]  # fmt: skip
+        for rank in self._ranks:
+            if self._line(rank) != "ready":
+                self.close()
+                raise RuntimeError(f"{role} did not start")
+
+    @property
+    def pids(self) -> list[int]:
+        return [rank.pid for rank in self._ranks]
+
+    def run(self, steps: int) -> float:
+        start = time.perf_counter()
+        for rank in self._ranks:
+            assert rank.stdin is not None
+            rank.stdin.write(f"{steps}\n")
+            rank.stdin.flush()
+        for rank in self._ranks:
+            self._line(rank)
+        return time.perf_counter() - start
+
+    @staticmethod
+    def _line(rank: subprocess.Popen[str]) -> str:
+        assert rank.stdout is not None
+        return rank.stdout.readline().strip()
+
+    def close(self) -> None:
+        for rank in self._ranks:
+            rank.kill()
+            rank.wait()
+
+
+@contextlib.contextmanager
+def ours(
+    model_name: str, groups: int, devices: int, batch: Any
+) -> Iterator[Callable[[int], float]]:
+    """A trainer on the current lease; a burst ends when all devices are done."""
+    model, _ = made(model_name)
+    with shoal.train.worker_groups(groups, devices) as formed:
+        with shoal.train.Trainer(
+            model,
+            loss_of,
+            adamw(model),
+            formed,
+            micro_batches=MICRO_BATCHES if devices > 1 else None,
+        ) as trainer:
+
+            def run(steps: int) -> float:
+                start = time.perf_counter()
+                for _ in range(steps):
+                    trainer.step(batch)
+                trainer.synchronize()
+                return time.perf_counter() - start
+
+            yield run
+
+
+def realtime(pids: Sequence[int], on: bool) -> None:
+    """Lets these processes go before everything else, for the length of a burst. This program goes
+    before its workers: it only hands out work, and three would else wait for two cores."""
+    policy = os.SCHED_FIFO if on else os.SCHED_OTHER
+    for pid in pids:
+        priority = (2 if pid == os.getpid() else 1) if on else 0
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.sched_setscheduler(int(thread), policy, os.sched_param(priority))
+
+
+def race(
+    contestants: Sequence[Contestant], rounds: int, burst_s: float, urgent: bool
+) -> dict[str, list[float]]:
+    """Seconds a step of everybody, round by round."""
+    counts = {}
+    for contestant in contestants:
+        contestant.run(3)
+        seconds = contestant.run(2) / 2
+        counts[contestant.name] = max(1, round(burst_s / seconds))
+    times: dict[str, list[float]] = {c.name: [] for c in contestants}
+    for _ in range(rounds):
+        for contestant in contestants:
+            steps = counts[contestant.name]
+            if urgent:
+                realtime(contestant.pids, True)
+            try:
+                times[contestant.name].append(contestant.run(steps) / steps)
+            finally:
+                if urgent:
+                    realtime(contestant.pids, False)
+    return times
+
+
+def compare(
+    model: str, speeds: Sequence[float], rounds: int, burst_s: float, urgent: bool
+) -> dict[str, list[float]]:
+    """One model on two devices of these speeds."""
+    _, batch = made(model)
+    equal = min(speeds) == max(speeds)
+    roles: dict[str, Sequence[float]] = {"one process": [1.0], "DDP": speeds}
+    if equal:
+        roles["two independent processes"] = speeds
+        roles |= {"FSDP2": speeds, "pipelining 1F1B": speeds}
+    specs = [f"cpu,threads=1,memory=3GiB,speed={s}" for s in speeds]
+    with contextlib.ExitStack() as stack:
+        contestants = []
+        for role, ranks in roles.items():
+            try:
+                peers = Peers(role, model, ranks)
+            except RuntimeError as error:
+                print(error)
+                continue
+            stack.callback(peers.close)
+            contestants.append(Contestant(role, peers.run, peers.pids))
+        pool = stack.enter_context(shoal.up(specs))
+        lease = stack.enter_context(shoal.connect(pool.url, devices=2))
+        pids = [os.getpid(), *lease.worker_pids]
+        layouts = {"one shoal device": (1, 1), "data parallel": (2, 1), "two stages": (1, 2)}
+        for name, (groups, devices) in layouts.items():
+            run = stack.enter_context(ours(model, groups, devices, batch))
+            contestants.append(Contestant(name, run, pids))
+        return race(contestants, rounds, burst_s, urgent)
+
+
+def show(console: Console, title: str, times: dict[str, list[float]]) -> None:
+    table = Table(title=title, title_justify="left")
+    for heading in ("", "ms a step", "x one process", "quartiles", "x ceiling"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    base = times["one process"]
+    ceiling = times.get("two independent processes")
+    for name, seconds in times.items():
+        ratios = [b / s for b, s in zip(base, seconds, strict=True)]
+        quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
+        against = ""
+        if ceiling is not None:
+            parts = [c / s for c, s in zip(ceiling, seconds, strict=True)]
+            against = f"{statistics.median(parts):.2f}"
+        table.add_row(
+            name,
+            f"{statistics.median(seconds) * 1e3:.1f}",
+            f"{statistics.median(ratios):.2f}",
+            f"{quartiles[0]:.2f} to {quartiles[2]:.2f}",
+            against,
+        )
+    console.print(table)
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="Fewer rounds.")
+@click.option("--model", type=click.Choice(list(MODELS)), multiple=True, help="Default: all.")
+@click.option("--equal/--unequal", "only", default=None, help="Only equal or unequal devices.")
+@click.option("--realtime", "urgent", is_flag=True, help="For a busy machine: go before all else.")
+def main(quick: bool, model: tuple[str, ...], only: bool | None, urgent: bool) -> None:
+    """Prints the speed of two devices against one process, ours and the peers'."""
+    torch.set_num_threads(1)
+    console = Console()
+    rounds, burst_s = (5, 0.4) if quick else (12, 0.7)
+    for name, aim in AIMS.items():
+        console.print(f"aim, {name}: {aim}")
+    load = os.getloadavg()[0]
+    console.print(f"{os.cpu_count()} cores, load {load:.1f}, {rounds} rounds of {burst_s} s")
+    for chosen in model or MODELS:
+        for equal, speeds in ((True, [1.0, 1.0]), (False, [1.0, SLOW])):
+            if only is None or only == equal:
+                kind = "equal devices" if equal else f"devices of speed 1 and {SLOW}"
+                times = compare(chosen, speeds, rounds, burst_s, urgent)
+                show(console, f"{chosen}, {kind}", times)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+// Bytes between the program's memory and a segment. A request holds addresses; the bytes go
+// straight between the two memories.
+#include <cstring>
+
+#include "client/host_memory.h"
+#include "client/session.h"
+#include "memory/copy_bytes.h"
+#include "wire/limits.h"
+
+namespace shoal::client {
+
+using wire::Address;
+using wire::Kind;
+
+namespace {
+
+constexpr uint64_t kStagedBytesMax = uint64_t{256} << 20;  // sent, but not yet taken by the worker
+constexpr size_t kStagedBlocksMax = 64;
+
+}  // namespace
+
+// --- host blocks
+
+void Session::releaseHostLater(uint64_t offset, const Lock&) {
+  HostRelease release{offset, {}};
+  for (const auto& member : members_) release.after.push_back(member->lastSequence());
+  host_releases_.push_back(std::move(release));
+}
+
+void Session::releaseHostAfter(uint64_t offset, Stream& member, uint64_t sequence) {
+  const Lock held = lock();
+  HostRelease release{offset, {}};
+  release.after.resize(size(), 0);
+  release.after[member.member()] = sequence;
+  host_releases_.push_back(std::move(release));
+}
+
+void Session::reclaimHost(const Lock&) {
+  while (!host_releases_.empty()) {
+    const auto& after = host_releases_.front().after;
+    for (size_t i = 0; i < after.size(); ++i) {
+      if (members_[i]->usable() && !members_[i]->completed(after[i])) return;
+    }
+    HostMemory::get().release(host_releases_.front().offset);
+    host_releases_.pop_front();
+  }
+}
+
+// Copies pageable memory into a host block: the only copy that the client makes.
+uint64_t Session::stage(const void* from, uint64_t bytes) {
+  {
+    const Lock held = lock();
+    reclaimHost(held);
+  }
+  HostMemory& host = HostMemory::get();
+  const uint64_t offset = host.allocate(bytes);
+  memory::copyBytes(host.at(offset), from, bytes);
+  return offset;
+}
+
+// --- to the device
+
+// The member that holds the segment, or, where nothing is behind it yet, will hold it.
+Stream& Session::homeOrPlace(Address base, const Lock& held) {
+  Stream* home = this->home(base, held);
+  if (home == nullptr) {
+    const SegmentUse use{base, true};
+    home = &place(use, deviceOf(base, held), 0, held);
+    makeRoom(*home, use, 0, held);
+  }
+  home->checkUsable();
+  return *home;
+}
+
+void Session::upload(Address base, uint64_t offset, const void* from, uint64_t bytes,
+                     bool non_blocking) {
+  if (bytes == 0) return;
+  Stream::noteLine();
+  if (bytes <= wire::kInlineBytesMax) {
+    const Lock held = lock();
+    Stream& member = homeOrPlace(base, held);
+    bring(base, member, held);
+    uint64_t* out = member.begin(Kind::kWrite, 2 + (bytes + 7) / 8, 0, held);
+    out[0] = base + offset;
+    out[1] = bytes;
+    out[1 + (bytes + 7) / 8] = 0;
+    std::memcpy(out + 2, from, bytes);
+    wrote(base, member, member.commit(held), held);
+    member.traffic(held).bytes_in += bytes;
+    member.traffic(held).bytes_copied += bytes;
+    return;
+  }
+  if (HostMemory::exists() && HostMemory::get().contains(from)) {
+    return uploadPinned(base, offset, from, bytes, non_blocking);
+  }
+  uploadStaged(base, offset, stage(from, bytes), bytes);
+}
+
+void Session::uploadPinned(Address base, uint64_t offset, const void* from, uint64_t bytes,
+                           bool non_blocking) {
+  HostMemory& host = HostMemory::get();
+  Stream* member;
+  uint64_t sequence;
+  {
+    const Lock held = lock();
+    member = &homeOrPlace(base, held);
+    bring(base, *member, held);
+    sequence = member->post(Kind::kCopyIn, {base + offset, bytes, host.offsetOf(from)}, held);
+    wrote(base, *member, sequence, held);
+    member->traffic(held).bytes_in += bytes;
+  }
+  host.usedBy(from, *member, sequence);
+  if (!non_blocking) member->waitCompleted(sequence);
+}
+
+void Session::uploadStaged(Address base, uint64_t offset, uint64_t block, uint64_t bytes) {
+  Stream* member;
+  uint64_t wait_for = 0;
+  {
+    const Lock held = lock();
+    member = &homeOrPlace(base, held);
+    Segment& segment = at(base);
+    member->traffic(held).bytes_in += bytes;
+    member->traffic(held).bytes_copied += bytes;
+    if (member->options().is_cpu && offset == 0 && bytes == segment.bytes) {
+      return adopt(base, segment, *member, block, held);
+    }
+    bring(base, *member, held);
+    const uint64_t sequence = member->post(Kind::kCopyIn, {base + offset, bytes, block}, held);
+    wrote(base, *member, sequence, held);
+    releaseHostLater(block, held);
+    if (bytes > kStagedBytesMax || host_releases_.size() > kStagedBlocksMax) {
+      wait_for = host_releases_[host_releases_.size() / 2].after[member->member()];
+    }
+  }
+  if (wait_for != 0) member->waitCompleted(wait_for);
+}
+
+// The whole segment is new: the staged block itself becomes its memory.
+void Session::adopt(Address base, Segment& segment, Stream& member, uint64_t block,
+                    const Lock& held) {
+  const uint64_t sequence = member.post(Kind::kAdopt, {base, segment.bytes, block}, held);
+  if (tracing_) {
+    ++traced_calls_;
+    trace(Access::kUpload, base, member.member());
+  }
+  if (segment.host_block != 0) releaseHostLater(segment.host_block - 1, held);
+  if (segment.bound == 0) {
+    made(base, member, sequence, held);
+  } else {
+    wrote(base, member, sequence, held);
+  }
+  segment.host_block = block + 1;
+  segment.host_member = member.member();
+}
+
+// --- from the device
+
+// Nothing that was sent can still change the member's memory: then a read needs no message at all.
+bool Session::settled(Stream& home) const {
+  if (!home.usable() || !home.idle() || home.hasFailed()) return false;
+  home.checkSometimes();
+  return true;
+}
+
+// Copies from where the member says that the segment is. False if it is nowhere that we see, or was
+// moved meanwhile.
+bool Session::readInPlace(Address base, uint64_t offset, void* to, uint64_t bytes, Stream& home) {
+  using transport::Places;
+  const uint32_t slot = wire::slotOf(base);
+  const uint64_t word = home.places().word(slot);
+  if (!Places::present(word)) return false;
+  const bool in_host = Places::inHost(word);
+  if (in_host && !HostMemory::exists()) return false;
+  const uint64_t limit = in_host ? HostMemory::get().bytes() : home.arena().bytes();
+  const uint64_t start = Places::offset(word);
+  if (start > limit || offset > limit - start || bytes > limit - start - offset) {
+    home.raiseLost("it named memory that does not exist");
+  }
+  const std::byte* from = in_host ? HostMemory::get().at(start) : home.arena().data() + start;
+  memory::copyBytes(to, from + offset, bytes);
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (home.places().word(slot) != word) return false;
+  countTransfer(home, 0, bytes, bytes);
+  return true;
+}
+
+void Session::download(Address base, uint64_t offset, void* to, uint64_t bytes, bool non_blocking) {
+  if (bytes == 0) return;
+  Stream* home;
+  bool quiet;
+  {
+    const Lock held = lock();
+    home = &homeOrPlace(base, held);
+    bring(base, *home, held);
+    quiet = settled(*home);
+  }
+  const bool pinned = HostMemory::exists() && HostMemory::get().contains(to);
+  if (pinned && bytes > wire::kInlineBytesMax) {
+    const uint64_t sequence =
+        home->post(Kind::kCopyOut, {base + offset, bytes, HostMemory::get().offsetOf(to)});
+    countTransfer(*home, 0, bytes, 0);
+    HostMemory::get().usedBy(to, *home, sequence);
+    if (!non_blocking) home->synchronize();
+    return;
+  }
+  if (quiet && readInPlace(base, offset, to, bytes, *home)) return;
+  if (bytes <= wire::kInlineBytesMax) {
+    const auto payload = home->request(Kind::kRead, {base + offset, bytes});
+    if (payload.size() * 8 < bytes) home->raiseLost("it sent too few bytes");
+    std::memcpy(to, payload.data(), bytes);
+    return countTransfer(*home, 0, bytes, bytes);
+  }
+  if (home->arena().data() != nullptr) {
+    // Waits for everything so far, and brings the segment to where we see it.
+    home->request(Kind::kLocate, {base + offset, bytes});
+    if (readInPlace(base, offset, to, bytes, *home)) return;
+  }
+  downloadStaged(base + offset, *home, to, bytes);
+}
+
+// From a device whose memory we do not see: through a block of host memory.
+void Session::downloadStaged(Address from, Stream& home, void* to, uint64_t bytes) {
+  HostMemory& host = HostMemory::get();
+  const uint64_t block = host.allocate(bytes);
+  home.post(Kind::kCopyOut, {from, bytes, block});
+  home.synchronize();
+  memory::copyBytes(to, host.at(block), bytes);
+  host.release(block);
+  countTransfer(home, 0, bytes, bytes);
+}
+
+void Session::countTransfer(Stream& member, uint64_t in, uint64_t out, uint64_t copied) {
+  const Lock held = lock();
+  Traffic& traffic = member.traffic(held);
+  traffic.bytes_in += in;
+  traffic.bytes_out += out;
+  traffic.bytes_copied += copied;
+}
+
+// --- within the lease
+
+void Session::copyWithin(Address to, Address from, uint64_t bytes, const Lock& held) {
+  const auto baseOf = [](Address address) { return address - address % wire::kSlotBytes; };
+  const SegmentUse uses[] = {{baseOf(from), false}, {baseOf(to), true}};
+  Stream& member = place(uses, deviceOf(uses[1].base, held), 0, held);
+  makeRoom(member, uses, 0, held);
+  for (const SegmentUse& use : uses) bring(use.base, member, held);
+  const uint64_t sequence = member.post(Kind::kCopyWithin, {to, from, bytes}, held);
+  wrote(uses[1].base, member, sequence, held);
+}
+
+void Session::copyAcross(Address to_base, uint64_t to_offset, Address from_base,
+                         uint64_t from_offset, uint64_t bytes) {
+  if (bytes == 0) return;
+  Stream::noteLine();
+  const Lock held = lock();
+  Stream& to = homeOrPlace(to_base, held);
+  Stream& from = homeOrPlace(from_base, held);
+  bring(to_base, to, held);
+  bring(from_base, from, held);
+  uint64_t sequence;
+  if (&to == &from) {
+    sequence =
+        to.post(Kind::kCopyWithin, {to_base + to_offset, from_base + from_offset, bytes}, held);
+  } else {
+    const uint64_t reading = to.nextSequence(held);
+    const uint64_t exported = from.post(Kind::kExport, {from_base, to.member(), reading}, held);
+    sequence = to.post(Kind::kFetch,
+                       {to_base + to_offset, from_base + from_offset, bytes, from.member(),
+                        at(from_base).written_at, exported},
+                       held);
+    to.traffic(held).bytes_peer += bytes;
+  }
+  wrote(to_base, to, sequence, held);
+}
+
+}  // namespace shoal::client

@@ -1,0 +1,301 @@
+#include "worker/pager.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "transport/ring.h"
+#include "wire/reader.h"
+#include "worker/segments.h"
+
+namespace shoal::worker {
+namespace {
+
+constexpr uint64_t kSegmentBytesMin = 16 * 1024;  // smaller ones stay: moving them frees nothing
+constexpr uint64_t kReservePart = 16;             // of the limit, kept free for the next results
+constexpr double kCleanFactor = 2.0;  // how much nearer a next use may be without a write
+constexpr size_t kAheadMax = 4;       // copies that wait for the copier
+
+}  // namespace
+
+Pager::Pager(PagerOptions options, Arena& arena)
+    : options_(std::move(options)), arena_(arena), swap_(options_.swap) {}
+
+Pager::~Pager() = default;
+
+// --- segments come and go
+
+void Pager::add(Segment& segment, uint32_t slot) {
+  segment.residency.slot = slot;
+  segment.residency.number = static_cast<uint32_t>(resident_.size());
+  resident_.push_back(&segment);
+}
+
+void Pager::remove(Segment& segment) {
+  const uint32_t number = segment.residency.number;
+  if (number == UINT32_MAX) return;
+  resident_[number] = resident_.back();
+  resident_[number]->residency.number = number;
+  resident_.pop_back();
+  segment.residency.number = UINT32_MAX;
+}
+
+void Pager::bound(Segment& segment, uint32_t slot) {
+  segment.residency.used_at = now_;
+  if (segment.bytes >= kSegmentBytesMin) add(segment, slot);
+}
+
+void Pager::adopted(Segment& segment, uint32_t slot, std::byte* data) {
+  Residency& residency = segment.residency;
+  residency.used_at = now_;
+  residency.swap = SwapBlock{SwapBlock::Tier::kAdopted, 0, data};
+  residency.in_place = true;
+  arena_.charge(static_cast<int64_t>(segment.bytes));
+  add(segment, slot);
+}
+
+void Pager::freed(Segment& segment) {
+  Residency& residency = segment.residency;
+  for (const auto& job : {residency.incoming, residency.outgoing}) {
+    if (job != nullptr) copier_->wait(*job);
+  }
+  if (residency.swap) swap_.release(*residency.swap);
+  if (residency.in_place) arena_.charge(-static_cast<int64_t>(segment.bytes));
+  swapped_.erase(residency.slot);
+  remove(segment);
+  residency = Residency();
+}
+
+// --- into the device
+
+void Pager::use(Segment& segment, uint64_t sequence, bool writes) {
+  Residency& residency = segment.residency;
+  expect(residency, sequence);
+  if (segment.storage.data() == nullptr && segment.bytes > 0) bringIn(segment, /*ahead=*/false);
+  if (residency.incoming != nullptr) {
+    if (copier_->done(*residency.incoming)) counters_.prefetched_bytes += segment.bytes;
+    counters_.stall_ns += copier_->wait(*residency.incoming);
+    arrived(segment);
+  }
+  if (writes) residency.dirty = true;
+}
+
+void Pager::bringIn(Segment& segment, bool ahead) {
+  Residency& residency = segment.residency;
+  if (residency.dropped || !residency.swap) {
+    throw wire::ProtocolError("a segment is used after the stream said that it is freed");
+  }
+  auto* allocator = static_cast<c10::Allocator*>(&arena_);
+  c10::Storage storage(c10::Storage::use_byte_size_t(), segment.bytes,
+                       allocator->allocate(segment.bytes), allocator, /*resizable=*/true);
+  auto* data = static_cast<std::byte*>(storage.mutable_data());
+  if (ahead) {
+    residency.incoming = std::make_shared<CopyJob>(
+        CopyJob{*residency.swap, data, segment.bytes, /*out=*/false, false, nullptr});
+    copier_->submit(residency.incoming);
+  } else {
+    const int64_t start = transport::nowNs();
+    if (residency.outgoing != nullptr) copier_->wait(*residency.outgoing);
+    swap_.read(*residency.swap, data, segment.bytes);
+    counters_.stall_ns += transport::nowNs() - start;
+  }
+  count(*residency.swap, segment.bytes, /*out=*/false);
+  segment.storage = std::move(storage);
+  residency.dirty = false;
+  swapped_.erase(residency.slot);
+  add(segment, residency.slot);
+  if (!ahead) moved(segment);
+}
+
+void Pager::arrived(Segment& segment) {
+  segment.residency.incoming = nullptr;
+  moved(segment);
+}
+
+// --- out of the device
+
+bool Pager::evictable(const Segment& segment) const {
+  return segment.storage.use_count() == 1 && segment.readers.empty() &&
+         segment.residency.incoming == nullptr && segment.residency.used_at < now_;
+}
+
+// How far ahead the next use is, in messages; larger goes first.
+double Pager::distance(const Segment& segment) const {
+  const Residency& residency = segment.residency;
+  const auto now = static_cast<double>(now_);
+  if (options_.least_recent) return now - static_cast<double>(residency.used_at);
+  const double unknown = 1e15 + now - static_cast<double>(residency.used_at);
+  double ahead = unknown;
+  const Lookahead::Event* next = lookahead_ == nullptr ? nullptr : lookahead_->next(residency.slot);
+  if (next != nullptr) {
+    if (lookahead_->isDead(residency.slot, now_)) return 1e18;
+    ahead = static_cast<double>(next->sequence) - now;
+  } else if (residency.gap > 0) {
+    const double end = lookahead_ == nullptr ? now : static_cast<double>(lookahead_->end());
+    const double learned = static_cast<double>(residency.used_at + residency.gap);
+    ahead = std::max(learned, end) - now + 1;
+  }
+  return residency.swap && !residency.dirty ? ahead * kCleanFactor : ahead;
+}
+
+Segment* Pager::victim(double further_than) const {
+  Segment* best = nullptr;
+  double furthest = further_than;
+  for (Segment* segment : resident_) {
+    if (!evictable(*segment)) continue;
+    const double ahead = distance(*segment);
+    if (ahead > furthest) {
+      furthest = ahead;
+      best = segment;
+    }
+  }
+  return best;
+}
+
+// Copies of unchanged segments are worth less than room for changed ones.
+bool Pager::takeBackCopies(uint64_t bytes) {
+  uint64_t taken = 0;
+  for (Segment* segment : resident_) {
+    Residency& residency = segment->residency;
+    if (!residency.swap || residency.swap->tier == SwapBlock::Tier::kAdopted ||
+        residency.incoming != nullptr) {
+      continue;
+    }
+    swap_.release(*residency.swap);
+    residency.swap.reset();
+    taken += segment->bytes;
+    if (taken >= bytes) return true;
+  }
+  return taken > 0;
+}
+
+bool Pager::evict(Segment& segment, bool wait) {
+  Residency& residency = segment.residency;
+  const bool dead =
+      lookahead_ != nullptr && !options_.least_recent && lookahead_->isDead(residency.slot, now_);
+  if (residency.in_place) {
+    // The host block is host memory: leaving the device moves nothing.
+    arena_.charge(-static_cast<int64_t>(segment.bytes));
+    residency.in_place = false;
+    residency.dirty = false;
+    counters_.dropped_bytes += segment.bytes;
+  } else if (dead || (residency.swap && !residency.dirty)) {
+    counters_.dropped_bytes += segment.bytes;
+    residency.dropped = dead;
+  } else {
+    if (!residency.swap) residency.swap = swap_.allocate(segment.bytes);
+    if (!residency.swap && takeBackCopies(segment.bytes)) {
+      residency.swap = swap_.allocate(segment.bytes);
+    }
+    if (!residency.swap) return false;
+    writeBack(segment, wait);
+  }
+  segment.storage =
+      c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(), nullptr, false);
+  remove(segment);
+  swapped_[residency.slot] = &segment;
+  moved(segment);
+  return true;
+}
+
+void Pager::writeBack(Segment& segment, bool wait) {
+  Residency& residency = segment.residency;
+  auto* data = static_cast<std::byte*>(segment.storage.mutable_data());
+  if (residency.outgoing != nullptr) copier_->wait(*residency.outgoing);
+  residency.outgoing = nullptr;
+  if (wait || copier_ == nullptr) {
+    const int64_t start = transport::nowNs();
+    swap_.write(*residency.swap, data, segment.bytes);
+    counters_.stall_ns += transport::nowNs() - start;
+  } else {
+    residency.outgoing = std::make_shared<CopyJob>(
+        CopyJob{*residency.swap, data, segment.bytes, /*out=*/true, false, nullptr});
+    copier_->submit(residency.outgoing);
+    leaving_.push_back({segment.storage, residency.outgoing});
+  }
+  count(*residency.swap, segment.bytes, /*out=*/true);
+  residency.dirty = false;
+}
+
+// Memory whose bytes have left is free.
+void Pager::settle(bool wait) {
+  std::erase_if(leaving_, [&](const Leaving& leaving) {
+    if (wait) counters_.stall_ns += copier_->wait(*leaving.job);
+    return copier_->done(*leaving.job);
+  });
+}
+
+// What was brought ahead of its use may have to make way after all. False if nothing was.
+bool Pager::settleIncoming() {
+  bool any = false;
+  for (Segment* segment : resident_) {
+    if (segment->residency.incoming == nullptr) continue;
+    counters_.stall_ns += copier_->wait(*segment->residency.incoming);
+    arrived(*segment);
+    any = true;
+  }
+  return any;
+}
+
+bool Pager::reclaim(uint64_t bytes) {
+  if (!active_ && !options_.least_recent) copier_ = std::make_unique<Copier>(swap_);
+  active_ = true;
+  if (!leaving_.empty()) {
+    settle(/*wait=*/true);
+    if (arena_.roomBytes() >= bytes) return true;
+  }
+  if (lookahead_ != nullptr) lookahead_->advance(now_);
+  bool freed = false;
+  for (uint64_t got = 0; got < bytes;) {
+    Segment* segment = victim(-1.0);
+    if (segment == nullptr && settleIncoming()) segment = victim(-1.0);
+    if (segment == nullptr || !evict(*segment, /*wait=*/true)) break;
+    got += segment->bytes;
+    freed = true;
+  }
+  return freed;
+}
+
+// --- ahead of the device
+
+void Pager::between(uint64_t sequence) {
+  now_ = sequence;
+  if (!active_ || copier_ == nullptr || lookahead_ == nullptr) return;
+  lookahead_->advance(sequence);
+  if (!leaving_.empty()) settle(/*wait=*/false);
+  const uint64_t reserve = options_.limit_bytes / kReservePart;
+  uint64_t leaving = 0;
+  for (const Leaving& one : leaving_) leaving += one.job->bytes;
+  // Room for the next results is made before they ask for it.
+  while (arena_.roomBytes() + leaving < reserve && copier_->waiting() < kAheadMax) {
+    Segment* segment = victim(1.0);
+    if (segment == nullptr) break;
+    const uint64_t bytes = segment->bytes;
+    if (!evict(*segment, /*wait=*/false)) break;
+    leaving += bytes;
+  }
+  // What is used next comes first, and never in the place of something that is used sooner.
+  if (swapped_.empty()) return;
+  uint64_t seen = 0;
+  for (const auto& [when, slot] : lookahead_->order()) {
+    if (copier_->waiting() >= kAheadMax || ++seen > 256) return;
+    const auto found = swapped_.find(slot);
+    if (found == swapped_.end() || when <= sequence) continue;
+    Segment& segment = *found->second;
+    const Lookahead::Event* next = lookahead_->next(slot);
+    if (next == nullptr || next->frees || next->sequence != when) continue;
+    if (arena_.roomBytes() < segment.bytes + reserve / 2) {
+      Segment* last = victim(static_cast<double>(when - sequence) * kCleanFactor);
+      if (last == nullptr || !evict(*last, /*wait=*/false)) return;
+      if (arena_.roomBytes() < segment.bytes) return;  // it is on its way out
+    }
+    bringIn(segment, /*ahead=*/true);
+  }
+}
+
+void Pager::count(const SwapBlock& block, uint64_t bytes, bool out) {
+  (out ? counters_.out_bytes : counters_.in_bytes) += bytes;
+  if (block.tier == SwapBlock::Tier::kDisk) counters_.disk_bytes += bytes;
+}
+
+}  // namespace shoal::worker

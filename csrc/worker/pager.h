@@ -1,0 +1,120 @@
+// Keeps a device's memory within its limit: segments that are needed last go to swap space, and
+// come back before they are used.
+//
+// Victims, in this order: segments that the stream frees before it uses them again (nothing is
+// written), then those whose next use is furthest ahead: exact inside the window that the client is
+// ahead, learned from the last gap between two uses beyond it. A segment with a valid copy in swap
+// space costs no write, so it goes at half the distance.
+#pragma once
+
+#include <c10/core/Storage.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "worker/arena.h"
+#include "worker/copier.h"
+#include "worker/lookahead.h"
+#include "worker/swap_space.h"
+
+namespace shoal::worker {
+
+struct Segment;
+
+struct PagerOptions {
+  SwapOptions swap;
+  uint64_t limit_bytes = 0;   // of the device
+  bool least_recent = false;  // plain LRU on demand, to compare with
+};
+
+struct PagerCounters {
+  uint64_t in_bytes = 0, out_bytes = 0;  // between the device and swap space
+  uint64_t disk_bytes = 0;               // of both, from and to disk
+  uint64_t dropped_bytes = 0;            // that needed no copy: dead, or unchanged
+  uint64_t prefetched_bytes = 0;         // of those in, that were there before they were used
+  int64_t stall_ns = 0;                  // the device waited for copies
+};
+
+// A segment's share in paging.
+struct Residency {
+  uint64_t used_at = 0;  // message that used it last
+  uint64_t gap = 0;      // messages between its last two uses; 0: not known
+  std::optional<SwapBlock> swap;
+  std::shared_ptr<CopyJob> incoming;  // it is on its way in: memory is there, bytes are not yet
+  std::shared_ptr<CopyJob> outgoing;  // its bytes are on their way to swap space
+  uint32_t slot = 0;
+  uint32_t number = UINT32_MAX;  // its place among the pager's resident segments
+  bool dirty = true;             // changed since its copy in swap space was made
+  bool dropped = false;          // it was dead; its bytes are gone
+  bool in_place = false;         // its memory is the client's host block itself
+};
+
+class Pager {
+ public:
+  Pager(PagerOptions options, Arena& arena);
+  ~Pager();
+
+  void setLookahead(Lookahead* lookahead) { lookahead_ = lookahead; }
+  // A segment got memory, or lost it.
+  void bound(Segment& segment, uint32_t slot);
+  void freed(Segment& segment);
+  // Before a message uses the segment: its bytes are in the device's memory.
+  void use(Segment& segment, uint64_t sequence, bool writes);
+  // The message that runs will use the segment: it stays.
+  void expect(Residency& residency, uint64_t sequence) {
+    now_ = sequence;
+    if (residency.used_at > 0 && sequence > residency.used_at) {
+      residency.gap = sequence - residency.used_at;
+    }
+    residency.used_at = sequence;
+  }
+  // Frees at least `bytes` of the device's memory; false if nothing can go.
+  bool reclaim(uint64_t bytes);
+  // Before message `sequence` runs: brings what comes next, while there is room.
+  void between(uint64_t sequence);
+  // A segment whose memory is a host block of the client's.
+  void adopted(Segment& segment, uint32_t slot, std::byte* data);
+  uint64_t spillBytes() const { return swap_.bytes(); }
+
+  const PagerCounters& counters() const { return counters_; }
+  uint64_t swappedBytes() const { return swap_.hostUsed() + swap_.diskUsed(); }
+  // Told when a segment's memory moves, so that others do not read the old one.
+  std::function<void(Segment&)> moved;
+
+ private:
+  struct Leaving {  // memory on its way to swap space
+    c10::Storage storage;
+    std::shared_ptr<CopyJob> job;
+  };
+  double distance(const Segment& segment) const;
+  bool evictable(const Segment& segment) const;
+  Segment* victim(double further_than) const;
+  bool evict(Segment& segment, bool wait);
+  void settle(bool wait);
+  bool settleIncoming();
+  bool takeBackCopies(uint64_t bytes);
+  void writeBack(Segment& segment, bool wait);
+  void bringIn(Segment& segment, bool ahead);
+  void arrived(Segment& segment);
+  void count(const SwapBlock& block, uint64_t bytes, bool out);
+  void add(Segment& segment, uint32_t slot);
+  void remove(Segment& segment);
+
+  PagerOptions options_;
+  Arena& arena_;
+  Lookahead* lookahead_ = nullptr;
+  SwapSpace swap_;
+  std::unique_ptr<Copier> copier_;
+  std::vector<Segment*> resident_;
+  std::unordered_map<uint32_t, Segment*> swapped_;  // by slot
+  std::vector<Leaving> leaving_;
+  PagerCounters counters_;
+  uint64_t now_ = 0;     // the message that runs
+  bool active_ = false;  // something was reclaimed: the future matters from now on
+};
+
+}  // namespace shoal::worker

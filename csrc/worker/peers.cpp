@@ -1,0 +1,100 @@
+#include "worker/peers.h"
+
+#include <c10/util/Exception.h>
+#include <sched.h>
+#include <time.h>
+
+#include "transport/ring.h"
+#include "wire/reader.h"
+
+namespace shoal::worker {
+namespace {
+
+constexpr int64_t kSpinNs = 200000;     // what is waited for is usually running already
+constexpr int64_t kPauseNs = 50000;     // between looks after that
+constexpr int64_t kCheckNs = 50000000;  // between checks that everybody is alive
+
+}  // namespace
+
+void Peers::add(PeerOptions options) {
+  using memory::SharedMemory;
+  Peer peer;
+  peer.name = std::move(options.name);
+  peer.progress_region = SharedMemory::attach(options.progress_fd, transport::kProgressBytes);
+  peer.places_region = SharedMemory::attach(options.places_fd, transport::kPlacesBytes);
+  if (options.arena_bytes > 0) {
+    peer.arena = SharedMemory::attach(options.arena_fd, options.arena_bytes);
+  }
+  peer.progress = reinterpret_cast<const transport::Progress*>(peer.progress_region.data());
+  peer.places = std::make_unique<transport::Places>(peer.places_region.data());
+  peers_.push_back(std::move(peer));
+}
+
+const Peers::Peer& Peers::at(uint32_t peer) const {
+  if (peer >= peers_.size()) {
+    throw wire::ProtocolError("the lease has no device " + std::to_string(peer));
+  }
+  return peers_[peer];
+}
+
+bool Peers::isPast(uint32_t peer, uint64_t sequence) const {
+  return at(peer).progress->completed.load(std::memory_order_acquire) >= sequence;
+}
+
+void Peers::await(uint32_t peer, uint64_t sequence) const {
+  const Peer& other = at(peer);
+  const int64_t start = transport::nowNs();
+  int64_t checked = start;
+  uint64_t beat = other.progress->heartbeat.load(std::memory_order_relaxed);
+  int64_t beat_at = start;
+  while (!isPast(peer, sequence)) {
+    const int64_t now = transport::nowNs();
+    if (now - start < kSpinNs) {
+      sched_yield();
+      continue;
+    }
+    const timespec pause{0, kPauseNs};
+    nanosleep(&pause, nullptr);
+    if (now - checked < kCheckNs) continue;
+    checked = now;
+    liveness_();
+    const uint64_t seen = other.progress->heartbeat.load(std::memory_order_relaxed);
+    if (seen != beat) {
+      beat = seen;
+      beat_at = now;
+    }
+    TORCH_CHECK(now - beat_at < int64_t{transport::kHeartbeatLostMs} * 1000000, "device ",
+                other.name, " of this lease was lost: its worker gave no sign of life for ",
+                transport::kHeartbeatLostMs / 1000, " s while its data was waited for");
+  }
+}
+
+bool Peers::readAt(const Peer& peer, uint64_t word, uint64_t offset, uint64_t bytes,
+                   const Copy& copy) const {
+  if (!transport::Places::present(word)) return false;
+  const auto& region = transport::Places::inHost(word) ? host_ : peer.arena;
+  const uint64_t start = transport::Places::offset(word);
+  if (start > region.bytes() || offset > region.bytes() - start ||
+      bytes > region.bytes() - start - offset) {
+    throw wire::ProtocolError("device " + peer.name + " names memory that does not exist");
+  }
+  copy(region.data() + start + offset);
+  return true;
+}
+
+bool Peers::read(uint32_t peer, wire::Address base, uint64_t offset, uint64_t bytes,
+                 uint64_t written, uint64_t exported, const Copy& copy) const {
+  const Peer& other = at(peer);
+  const uint32_t slot = wire::slotOf(base);
+  await(peer, written);
+  // Until the export the slot's word speaks of our segment; it may be moved while we copy.
+  const uint64_t word = other.places->word(slot);
+  if (!isPast(peer, exported) && readAt(other, word, offset, bytes, copy)) {
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (other.places->word(slot) == word) return true;
+  }
+  await(peer, exported);
+  return readAt(other, other.places->noted(exported), offset, bytes, copy);
+}
+
+}  // namespace shoal::worker

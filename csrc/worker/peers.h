@@ -1,0 +1,60 @@
+// The other devices of the lease, as this worker sees them: how far each is, and where its segments
+// are. Bytes are copied straight from their memory, without a message to their workers.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "memory/shared_memory.h"
+#include "transport/places.h"
+#include "transport/progress.h"
+#include "wire/address.h"
+
+namespace shoal::worker {
+
+struct PeerOptions {
+  int progress_fd = -1, places_fd = -1, arena_fd = -1;
+  uint64_t arena_bytes = 0;
+  std::string name;
+};
+
+class Peers {
+ public:
+  // `host` is the client's region, which all workers of the lease map; `liveness` ends a wait if
+  // the client is gone.
+  Peers(const memory::SharedMemory& host, std::function<void()> liveness)
+      : host_(host), liveness_(std::move(liveness)) {}
+
+  void add(PeerOptions options);
+  size_t count() const { return peers_.size(); }
+  bool isPast(uint32_t peer, uint64_t sequence) const;
+  // Waits until the peer has done its message `sequence`. Raises an error if the peer is lost.
+  void await(uint32_t peer, uint64_t sequence) const;
+  using Copy = std::function<void(const std::byte*)>;
+  // The peer's segment at `base`, which is there from message `written` on and held from message
+  // `exported` on: [offset, + bytes) of it is copied by `copy(from)`, as early as can be. False if
+  // the peer has no such segment.
+  bool read(uint32_t peer, wire::Address base, uint64_t offset, uint64_t bytes, uint64_t written,
+            uint64_t exported, const Copy& copy) const;
+  const std::string& name(uint32_t peer) const { return at(peer).name; }
+
+ private:
+  struct Peer {
+    std::string name;
+    memory::SharedMemory progress_region, places_region, arena;
+    const transport::Progress* progress;
+    std::unique_ptr<transport::Places> places;
+  };
+  const Peer& at(uint32_t peer) const;
+  bool readAt(const Peer& peer, uint64_t word, uint64_t offset, uint64_t bytes,
+              const Copy& copy) const;
+
+  const memory::SharedMemory& host_;
+  std::function<void()> liveness_;
+  std::vector<Peer> peers_;
+};
+
+}  // namespace shoal::worker

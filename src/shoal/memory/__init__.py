@@ -1,0 +1,25 @@
+"""The memory of a lease: where every segment is, what moved, and how far from the best that was.
+
+>>> import shoal
+>>> print(shoal.memory.picture())
+"""
+
+from __future__ import annotations
+
+from shoal.memory.address_map import Counters, Segment, counters, map, picture, save_picture
+from shoal.memory.replay import Replayed, replay
+from shoal.memory.trace import Event, Trace, record
+
+__all__ = [
+    "Counters",
+    "Event",
+    "Replayed",
+    "Segment",
+    "Trace",
+    "counters",
+    "map",
+    "picture",
+    "record",
+    "replay",
+    "save_picture",
+]

@@ -1,0 +1,164 @@
+"""The address space of the lease, to look at: which segment is where, what is swapped out."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal import _core
+
+_PRESENT, _SWAPPED, _REPLICA, _FREE = "#2a7de1", "#e0a030", "#8bbcf0", "#eeeeee"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One live segment (what torch calls a storage)."""
+
+    address: int
+    bytes: int
+    home: int | None  # number of the member device that wrote it last; None: no memory yet
+    copies: tuple[int, ...]  # all member devices with its present bytes
+    swapped: tuple[int, ...]  # of these, those where it is not in the device's memory now
+    device: int  # 0: of the whole lease; k: of shoal:k
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Bytes that were moved, by cause, since the lease began; and what the devices waited for it."""
+
+    peer_bytes: int
+    swapped_in_bytes: int
+    swapped_out_bytes: int
+    disk_bytes: int  # of the two before
+    dropped_bytes: int  # evicted without a copy: dead, or unchanged
+    prefetched_bytes: int  # of those swapped in, that were there before they were used
+    stall_s: float
+
+
+def map() -> list[Segment]:
+    """All live segments of this program, in the order of their addresses.
+
+    >>> for segment in shoal.memory.map():
+    ...     print(hex(segment.address), segment.bytes, segment.home)
+    """
+    if not _core.device_count():
+        return []
+    return [_segment(*entry) for entry in _core.segments()]
+
+
+def _segment(
+    address: int, size: int, bound: int, valid: int, resident: int, home: int, pinned: int
+) -> Segment:
+    copies = tuple(i + 1 for i in range(32) if valid >> i & 1)
+    swapped = tuple(i for i in copies if not resident >> (i - 1) & 1)
+    return Segment(address, size, home + 1 if home >= 0 else None, copies, swapped, pinned + 1)
+
+
+def _members() -> int:
+    count = _core.device_count()
+    return 1 if count == 1 else max(0, count - 1)
+
+
+def counters() -> Counters:
+    """What the lease's devices moved so far; waits for them."""
+    stats = [_core.worker_stats(i + 1) for i in range(_members())]
+
+    def total(name: str) -> int:
+        return sum(s[name] for s in stats)
+
+    return Counters(
+        peer_bytes=total("bytes_peer"),
+        swapped_in_bytes=total("paged_in"),
+        swapped_out_bytes=total("paged_out"),
+        disk_bytes=total("paged_disk"),
+        dropped_bytes=total("dropped"),
+        prefetched_bytes=total("prefetched"),
+        stall_s=total("stall_ns") / 1e9,
+    )
+
+
+def _rows() -> list[tuple[str, int, int, int, int]]:
+    """(name, memory, own, replicas, swapped) of each member device, bytes."""
+    segments = map()
+    rows = []
+    for member in range(1, _members() + 1):
+        own = sum(s.bytes for s in segments if s.home == member and member not in s.swapped)
+        replicas = sum(
+            s.bytes
+            for s in segments
+            if member in s.copies and s.home != member and member not in s.swapped
+        )
+        swapped = sum(s.bytes for s in segments if member in s.swapped)
+        limit = _core.memory_use(member)["memory_bytes"]
+        rows.append((f"shoal:{member}", limit, own, replicas, swapped))
+    return rows
+
+
+def picture(width: int = 60) -> str:
+    """The devices' memory as text: `█` its own segments, `▒` copies of others', `·` free.
+
+    >>> print(shoal.memory.picture())
+    """
+    lines = []
+    for name, limit, own, replicas, swapped in _rows():
+        cells = max(1, limit)
+        first = round(width * min(own, limit) / cells)
+        second = min(width - first, round(width * replicas / cells))
+        bar = "█" * first + "▒" * second + "·" * (width - first - second)
+        lines.append(
+            f"{name:<9}{bar} {_size(own + replicas)} of {_size(limit)}"
+            + (f", {_size(swapped)} swapped out" if swapped else "")
+        )
+    return "\n".join(lines) or "no lease"
+
+
+def save_picture(path: str | Path) -> Path:
+    """The address space as an HTML page: one line per device, one block per segment.
+
+    >>> shoal.memory.save_picture("memory.html")
+    """
+    target = Path(path)
+    body = "".join(_strip(member) for member in range(1, _members() + 1))
+    legend = "".join(
+        f'<span style="background:{colour}">&nbsp;&nbsp;&nbsp;</span> {text} &nbsp; '
+        for colour, text in (
+            (_PRESENT, "in memory"),
+            (_REPLICA, "copy of another device's"),
+            (_SWAPPED, "swapped out"),
+            (_FREE, "free"),
+        )
+    )
+    target.write_text(
+        '<!doctype html><meta charset="utf-8"><title>Shoal memory</title>'
+        '<body style="font-family:sans-serif;margin:2em"><h1>Memory of the lease</h1>'
+        f"<p>{legend}</p>{body}</body>"
+    )
+    return target
+
+
+def _strip(member: int) -> str:
+    limit = max(1, _core.memory_use(member)["memory_bytes"])
+    blocks = []
+    for s in sorted(map(), key=lambda s: (member in s.swapped, s.home != member, s.address)):
+        if member not in s.copies:
+            continue
+        colour = _SWAPPED if member in s.swapped else _PRESENT if s.home == member else _REPLICA
+        title = html.escape(f"{s.address:#x}: {_size(s.bytes)}, written by shoal:{s.home}")
+        blocks.append(
+            f'<div title="{title}" style="flex:0 0 {100 * s.bytes / limit:.4f}%;'
+            f'background:{colour};outline:1px solid #fff"></div>'
+        )
+    return (
+        f'<h2>shoal:{member}, {_size(limit)}</h2><div style="display:flex;flex-wrap:wrap;'
+        f'min-height:3em;background:{_FREE}">{"".join(blocks)}</div>'
+    )
+
+
+def _size(count: int) -> str:
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"

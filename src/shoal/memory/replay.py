@@ -1,0 +1,147 @@
+"""A recorded trace on a device of any size, offline: what a pager has to move at least.
+
+Pure: no device, no clock. The optimal pager knows the future and evicts what is used furthest ahead
+(Belady's rule); `lru` evicts what was used least recently. Both move whole segments, on demand.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from shoal.memory.trace import FREES, MAKES, UPLOADS, WRITES, Event, Trace
+
+NEVER = 1 << 62
+
+
+@dataclass(slots=True)
+class Replayed:
+    """Bytes between the device and its host, in each direction."""
+
+    in_bytes: int = 0
+    out_bytes: int = 0
+    peak_bytes: int = 0  # that the trace needs at once
+
+    @property
+    def moved_bytes(self) -> int:
+        return self.in_bytes + self.out_bytes
+
+
+@dataclass(slots=True)
+class _Held:
+    """A live segment."""
+
+    bytes: int
+    resident: bool
+    clean: bool  # the host has its present bytes
+    used: int = 0
+
+
+@dataclass(slots=True)
+class _Pager:
+    capacity_bytes: int
+    optimal: bool
+    future: dict[int, deque[int]]
+    result: Replayed = field(default_factory=Replayed)
+    live: dict[int, _Held] = field(default_factory=dict)
+    resident_bytes: int = 0
+    #: Candidates for eviction, last first; entries may be out of date.
+    heap: list[tuple[int, int]] = field(default_factory=list)
+
+    def next_use(self, address: int, call: int) -> int:
+        uses = self.future[address]
+        while uses and uses[0] <= call:
+            uses.popleft()
+        return uses[0] if uses else NEVER
+
+    def offer(self, address: int, call: int) -> None:
+        rank = self.next_use(address, call) if self.optimal else -call
+        heapq.heappush(self.heap, (-rank, address))
+
+    def rank(self, address: int, call: int) -> int:
+        return self.next_use(address, call) if self.optimal else -self.live[address].used
+
+    def make_room(self, bytes_needed: int, call: int, keep: set[int]) -> None:
+        aside = []
+        while self.resident_bytes + bytes_needed > self.capacity_bytes and self.heap:
+            rank, address = heapq.heappop(self.heap)
+            held = self.live.get(address)
+            if held is None or not held.resident or -rank != self.rank(address, call):
+                continue
+            if address in keep:
+                aside.append((rank, address))
+                continue
+            held.resident = False
+            self.resident_bytes -= held.bytes
+            if not held.clean:
+                self.result.out_bytes += held.bytes
+                held.clean = True
+        for entry in aside:
+            heapq.heappush(self.heap, entry)
+
+    def run(self, call: int, events: list[Event]) -> None:
+        keep = {event.address for event in events}
+        for event in events:
+            if event.kind == FREES:
+                held = self.live.pop(event.address, None)
+                if held is not None and held.resident:
+                    self.resident_bytes -= held.bytes
+                continue
+            held = self.live.get(event.address)
+            if held is None:
+                fresh = event.kind in (MAKES, UPLOADS)
+                held = _Held(event.bytes, False, event.kind == UPLOADS)
+                self.live[event.address] = held
+                if not fresh:  # it was there before the trace began
+                    held.clean = True
+                    self.result.in_bytes += event.bytes
+                self._place(held, event, call, keep)
+            elif not held.resident:
+                self.result.in_bytes += held.bytes
+                self._place(held, event, call, keep)
+            if event.kind in (WRITES, MAKES):
+                held.clean = False
+            held.used = call
+            self.offer(event.address, call)
+
+    def _place(self, held: _Held, event: Event, call: int, keep: set[int]) -> None:
+        self.make_room(held.bytes, call, keep)
+        held.resident = True
+        self.resident_bytes += held.bytes
+
+
+def replay(
+    trace: Trace | Iterable[Event], capacity_bytes: int, policy: str = "optimal"
+) -> Replayed:
+    """Runs a trace on a device with `capacity_bytes`.
+
+    Args:
+        policy: "optimal" or "lru".
+
+    >>> replay(Trace(), capacity_bytes=1024).moved_bytes
+    0
+    """
+    if policy not in ("optimal", "lru"):
+        raise ValueError(f"policy is 'optimal' or 'lru', not {policy!r}")
+    events = trace.events if isinstance(trace, Trace) else list(trace)
+    future: dict[int, deque[int]] = defaultdict(deque)
+    lives: dict[int, int] = {}
+    renamed = []
+    for event in events:  # an address is used again after it is freed: that is another segment
+        number = lives.setdefault(event.address, 0)
+        name = event.address * 1_000_003 + number
+        if event.kind == FREES:
+            lives[event.address] = number + 1
+        else:
+            future[name].append(event.call)
+        renamed.append(Event(event.call, event.kind, name, event.bytes, event.member))
+    pager = _Pager(capacity_bytes, policy == "optimal", future)
+    live_bytes = 0
+    for call, group in groupby(renamed, key=lambda event: event.call):
+        pager.run(call, list(group))
+        live_bytes = sum(held.bytes for held in pager.live.values()) if call % 64 == 0 else 0
+        pager.result.peak_bytes = max(pager.result.peak_bytes, live_bytes)
+    return pager.result

@@ -1,0 +1,108 @@
+"""Batches: how many samples they hold, how they are divided and how a model is called with them.
+
+A batch is `(inputs, target)`, `(input, input, …, target)`, or a dict of keyword arguments. Its
+tensors have the samples in their first dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from shoal.train.errors import BatchError
+
+#: Mean loss of a micro-batch from the model's output and the target (for dict batches: the batch).
+Loss = Callable[[Any, Any], torch.Tensor]
+
+
+def as_tensors(batch: Any) -> Any:
+    """The batch with numpy arrays turned into tensors of the same memory."""
+    return pytree.tree_map(
+        lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, batch
+    )
+
+
+def _divisible(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.dim() > 0
+
+
+def size(batch: Any) -> int:
+    """The number of samples; raises if the tensors disagree."""
+    sizes = [leaf.shape[0] for leaf in pytree.tree_leaves(batch) if _divisible(leaf)]
+    if not sizes:
+        raise BatchError(
+            f"a batch holds tensors whose first dimension counts samples; this one is "
+            f"{_describe(batch)}"
+        )
+    if min(sizes) != max(sizes):
+        raise BatchError(
+            f"the tensors of a batch have different numbers of samples: {_describe(batch)}"
+        )
+    if sizes[0] == 0:
+        raise BatchError(f"the batch has no samples: {_describe(batch)}")
+    return int(sizes[0])
+
+
+def split(batch: Any, counts: Sequence[int]) -> list[Any]:
+    """Parts of so many samples, in order; no memory is copied."""
+    leaves, spec = pytree.tree_flatten(batch)
+    parts = []
+    start = 0
+    for count in counts:
+        cut = [leaf.narrow(0, start, count) if _divisible(leaf) else leaf for leaf in leaves]
+        parts.append(pytree.tree_unflatten(cut, spec))
+        start += count
+    return parts
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch on a device; pinned memory is sent without waiting."""
+    return pytree.tree_map(
+        lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf,
+        batch,
+    )
+
+
+def call(model: Callable[..., Any], batch: Any) -> tuple[Any, Any]:
+    """Runs the model; returns its output and what the loss compares it with."""
+    if isinstance(batch, dict):
+        return model(**batch), batch
+    if isinstance(batch, (tuple, list)) and len(batch) >= 2:
+        *inputs, target = batch
+        return model(*inputs), target
+    raise BatchError(
+        f"a batch is (inputs, target), (input, …, target) or a dict of the model's keyword "
+        f"arguments; this one is {_describe(batch)}"
+    )
+
+
+def loss_of(loss: Loss | None, output: Any, target: Any) -> torch.Tensor:
+    """The mean loss; without a loss function the one that the model itself returned."""
+    value: Any
+    if loss is not None:
+        value = loss(output, target)
+    elif isinstance(output, dict) and "loss" in output:
+        value = output["loss"]
+    else:
+        value = getattr(output, "loss", None)
+    if not isinstance(value, torch.Tensor) or value.dim() != 0:
+        raise BatchError(
+            "the loss is one number (a tensor without dimensions), the mean over the samples; got "
+            f"{_describe(value)}. Give loss=… as a function of (output, target), or none for models "
+            "that return their own (Hugging Face models with labels in the batch)"
+        )
+    return value
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"tensor{tuple(value.shape)}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {_describe(v)}" for k, v in list(value.items())[:8]) + "}"
+    if isinstance(value, (tuple, list)):
+        return "(" + ", ".join(_describe(v) for v in value[:8]) + ")"
+    return type(value).__name__

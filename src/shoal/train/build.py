@@ -1,0 +1,156 @@
+"""From a model and groups to replicas: profile, cut, place and copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from shoal.train import batches, plan, shares
+from shoal.train.devices import Member, set_current
+from shoal.train.errors import CannotCut
+from shoal.train.groups import WorkerGroup, WorkerGroups
+from shoal.train.partition import CannotPartition, Limits, StageDevice, partition
+from shoal.train.pipeline import PipelineReplica, StagePlan
+from shoal.train.profile import ModelProfile, measure_speed, profile
+from shoal.train.replicas import Objective, Replica, clone, place
+from shoal.train.schedules import SCHEDULES, InvalidSchedule
+from shoal.train.timeline import Timeline
+
+MICRO_BATCHES_PER_STAGE = 4
+#: Random numbers differ between groups, as between samples; device generators are seeded so.
+SEED_STRIDE = 1_000_003
+
+
+class Builder:
+    """Makes the replicas of a trainer."""
+
+    def __init__(
+        self, micro_batches: int | None, schedule: str, tell: Callable[[Any], None]
+    ) -> None:
+        if micro_batches is not None and micro_batches < 1:
+            raise ValueError(f"micro_batches is at least 1, not {micro_batches}")
+        if schedule not in SCHEDULES:
+            raise InvalidSchedule(f"{schedule!r} is no schedule; use {' or '.join(SCHEDULES)}")
+        self._micro_batches = micro_batches
+        self._schedule = schedule
+        self._tell = tell
+
+    def micro_batches_for(self, stages: int) -> int:
+        if self._micro_batches is not None:
+            return self._micro_batches
+        return 1 if stages == 1 else MICRO_BATCHES_PER_STAGE * stages
+
+    def build(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        groups: WorkerGroups,
+        objective: Objective,
+        timeline: Timeline,
+        batch: Any,
+    ) -> list[Replica]:
+        """One replica for each group; the first is the model itself."""
+        found: ModelProfile | None = None
+        speeds: dict[Member, float] = {}
+        if groups.automatic or max(groups.shape) > 1:
+            found = self._profile(model, objective, batch, groups)
+            speeds = _speeds(groups.members)
+        if groups.automatic and not len(groups):
+            assert found is not None
+            groups.form(self._choose(found, groups, speeds, batch))
+        plans = [self._plan(found, group, speeds) for group in groups]
+        twins = [(model, optimizer)] + [clone(model, optimizer) for _ in plans[1:]]
+        replicas = []
+        for group, cut, (twin, optim) in zip(groups, plans, twins, strict=True):
+            if cut is None:
+                replicas.append(Replica(group, twin, optim, objective, timeline))
+            else:
+                replicas.append(
+                    PipelineReplica(group, twin, optim, objective, timeline, cut, self._schedule)
+                )
+            _seed(group)
+        return replicas
+
+    def _profile(
+        self, model: nn.Module, objective: Objective, batch: Any, groups: WorkerGroups
+    ) -> ModelProfile:
+        """Profiles with one micro-batch on the first device; where it does not fit, here."""
+        samples = self._profiled_samples(groups, batch)
+        part = batches.split(batch, [samples])[0]
+        homes = {n: t.device for n, t in [*model.named_parameters(), *model.named_buffers()]}
+        device = groups.members[0].device
+
+        def on(where: torch.device) -> ModelProfile:
+            place(model, None, lambda _: where)
+            moved = batches.to_device(part, where)
+            return profile(model, lambda: objective(model, moved, where.type), where)
+
+        try:
+            set_current(device)
+            return on(device)
+        except torch.OutOfMemoryError:
+            return on(torch.device("cpu"))
+        finally:
+            place(model, None, lambda name: homes[name])
+
+    def _profiled_samples(self, groups: WorkerGroups, batch: Any) -> int:
+        shape = groups.shape or (1,)
+        per_group = batches.size(batch) // len(shape)
+        sizes = shares.chunk_sizes(max(1, per_group), self.micro_batches_for(max(shape)))
+        return sizes[0]
+
+    def _choose(
+        self,
+        found: ModelProfile,
+        groups: WorkerGroups,
+        speeds: dict[Member, float],
+        batch: Any,
+    ) -> list[list[int]]:
+        choice = plan.choose(
+            found.units,
+            [StageDevice(speeds[m], m.memory_bytes) for m in groups.members],
+            batches.size(batch),
+            self._profiled_samples(groups, batch),
+            micro_batches=self.micro_batches_for(2),
+        )
+        self._tell(choice.table())
+        return [list(group) for group in choice.best.layout]
+
+    def _plan(
+        self, found: ModelProfile | None, group: WorkerGroup, speeds: dict[Member, float]
+    ) -> StagePlan | None:
+        if len(group.members) == 1:
+            return None
+        assert found is not None
+        devices = [StageDevice(speeds[m], m.memory_bytes) for m in group.members]
+        limits = Limits(self.micro_batches_for(len(devices)))
+        try:
+            return StagePlan.of(found, partition(found.units, devices, limits))
+        except CannotPartition as error:
+            places = ", ".join(unit.name for unit in found.units[1:]) or "nowhere"
+            raise CannotCut(
+                f"{group} has {len(devices)} devices, but {error}. The model can be cut before: "
+                f"{places}. More places: call shoal.train.cut('name') in its forward where every "
+                "pass comes by once"
+            ) from None
+
+
+def _speeds(members: Sequence[Member]) -> dict[Member, float]:
+    """Speeds of the devices, the first being 1, for it is the one that is profiled."""
+    measured = {member: measure_speed(member.device) for member in members}
+    first = measured[members[0]]
+    # Differences of a few percent are noise, and would only move cuts around.
+    return {m: 1.0 if abs(s / first - 1) < 0.1 else s / first for m, s in measured.items()}
+
+
+def _seed(group: WorkerGroup) -> None:
+    """Another sequence of random numbers for each further group (dropout)."""
+    if group.index == 0:
+        return
+    for i, member in enumerate(group.members):
+        generator = torch.get_device_module(member.device).default_generator(member.device)
+        generator.manual_seed((torch.initial_seed() + SEED_STRIDE * (group.index * 64 + i)) % 2**63)

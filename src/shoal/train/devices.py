@@ -1,0 +1,151 @@
+"""The devices that training uses: the only place that knows how a lease numbers them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import shoal
+from shoal.device import session
+from shoal.errors import DeviceLostError
+from shoal.pool import local
+
+WATCH_EVERY_S = 0.1
+STOPPED_AFTER_S = 0.5  # a worker that the system has stopped for so long counts as stalled
+
+
+@dataclass(frozen=True)
+class Member:
+    """One device of the lease."""
+
+    device: torch.device
+    name: str
+    memory_bytes: int
+    worker_pid: int
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.device})"
+
+
+def members() -> tuple[Member, ...]:
+    """The member devices of this program's lease, one entry for each real device."""
+    lease = session.current()
+    if lease is None:
+        return ()
+    return tuple(
+        Member(device, granted.info.name, granted.info.memory_bytes, pid)
+        for device, granted, pid in zip(
+            lease.devices, lease.granted, lease.worker_pids, strict=True
+        )
+    )
+
+
+def lease_devices(count: int) -> shoal.Pool | None:
+    """Makes sure of a lease of at least `count` devices.
+
+    A program without a lease gets one of $SHOAL_POOL. Where there is no pool and this machine has
+    too few accelerators, a pool of CPU devices starts; it is returned, and the caller closes it.
+    """
+    if len(members()) >= count:
+        return None
+    if session.current() is not None:
+        raise shoal.LeaseError(
+            f"{count} devices are needed, the lease has {len(members())}; lease more with "
+            f"shoal.connect(devices={count}), or use fewer groups or devices in a group"
+        )
+    if os.environ.get("SHOAL_POOL") or len(local.default_devices()) >= count:
+        shoal.connect(devices=count)
+        return None
+    threads = max(1, (os.cpu_count() or 1) // count)
+    pool = shoal.up([f"cpu,threads={threads}"] * count)
+    shoal.connect(pool.url, devices=count)
+    return pool
+
+
+def has_lease() -> bool:
+    """Whether this program holds devices; pinned memory is theirs, and asking for it would lease."""
+    return session.current() is not None
+
+
+def set_current(device: torch.device) -> None:
+    """Makes `device` the one that "shoal" means in this thread; other kinds need nothing."""
+    if device.type == "shoal":
+        torch.accelerator.set_device_index(device.index)
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits for everything issued so far and raises what went wrong."""
+    torch.accelerator.synchronize(device)
+
+
+def record(device: torch.device) -> torch.Event:
+    """A point in the device's stream, with the device's own time."""
+    event = torch.Event(device, enable_timing=True)
+    event.record(torch.accelerator.current_stream(device))
+    return event
+
+
+def is_lost(device: torch.device) -> bool:
+    """Whether the device answers no more. Waits for its work, at most until it is given up."""
+    try:
+        synchronize(device)
+    except DeviceLostError:
+        return True
+    except RuntimeError:
+        return False  # an operator's error: the device itself is well
+    return False
+
+
+class Watch:
+    """Looks at the workers' processes and tells when one has ended or was stopped.
+
+    A program that waits for a device learns of its loss from the device itself; this thread knows it
+    also while nobody waits, and of a stopped process before the device gives it up.
+    """
+
+    def __init__(self, watched: Sequence[Member], tell: Callable[[Member, str], None]) -> None:
+        self._watched = list(watched)
+        self._tell = tell
+        self._stop = threading.Event()
+        self._stopped_since: dict[int, float] = {}
+        self._thread = threading.Thread(target=self._run, name="shoal-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(5)
+
+    def _run(self) -> None:
+        while not self._stop.wait(WATCH_EVERY_S):
+            for member in list(self._watched):
+                why = self._trouble(member)
+                if why is not None:
+                    self._watched.remove(member)
+                    self._tell(member, why)
+
+    def _trouble(self, member: Member) -> str | None:
+        state = process_state(member.worker_pid)
+        if state in ("", "Z", "X"):
+            return f"the worker of {member} has ended"
+        if state != "T":
+            self._stopped_since.pop(member.worker_pid, None)
+            return None
+        since = self._stopped_since.setdefault(member.worker_pid, time.monotonic())
+        if time.monotonic() - since < STOPPED_AFTER_S:
+            return None
+        return f"the worker of {member} is stopped and does not compute"
+
+
+def process_state(pid: int) -> str:
+    """The letter that the system gives a process; empty if it does not exist."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return fields[0] if fields else ""

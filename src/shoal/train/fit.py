@@ -1,0 +1,300 @@
+"""`shoal.train.fit`: a whole training in one call."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from shoal.train import batches
+from shoal.train.checkpoint import Checkpoints, Snapshot, restore, snapshot
+from shoal.train.errors import CheckpointError, GroupLostError, TrainError
+from shoal.train.groups import WorkerGroups, worker_groups
+from shoal.train.loading import Feed, Loader, StreamLoader, load
+from shoal.train.progress import ProgressBar
+from shoal.train.report import write_html
+from shoal.train.timeline import Span
+from shoal.train.trainer import Trainer
+
+
+@dataclass(slots=True)
+class History:
+    """What a training has done so far."""
+
+    losses: list[float] = field(default_factory=list)  # of each step
+    validation: list[tuple[int, float]] = field(default_factory=list)  # steps done, loss
+    stopped: str = "the epochs are done"
+    layout: list[list[str]] = field(default_factory=list)  # devices of each group at the end
+    samples_per_s: float = 0.0
+
+    @property
+    def steps(self) -> int:
+        return len(self.losses)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """The arguments of `fit` that its loop looks at."""
+
+    epochs: int
+    validation: Loader | StreamLoader | None
+    scheduler: Any
+    checkpoints: Checkpoints | None
+    checkpoint_every: int | None
+    early_stop: int | None
+    seconds_max: float | None
+
+
+def fit(
+    model: nn.Module,
+    loss: batches.Loss | None,
+    optimizer: Optimizer,
+    data: Any,
+    *,
+    groups: WorkerGroups | int | Literal["auto"] | Sequence[Sequence[int]] = 1,
+    devices: int | None = None,
+    epochs: int = 1,
+    batch_size: int = 32,
+    seed: int = 0,
+    validation: Any = None,
+    scheduler: Any = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    keep: int = 3,
+    resume: bool = True,
+    early_stop: int | None = None,
+    seconds_max: float | None = None,
+    report: str | Path | None = None,
+    trace: str | Path | None = None,
+    progress: bool = True,
+    **options: Any,
+) -> History:
+    """Trains a model on worker groups, from data to checkpoints.
+
+    Args:
+        model, loss, optimizer: as for `Trainer`.
+        data: whatever `load` takes, or a loader; `batch_size` is over all groups.
+        groups, devices: as for `worker_groups`, or groups made by it.
+        validation: data whose loss is computed after each epoch.
+        scheduler: a learning-rate schedule of `optimizer`; steps once a training step, and
+            `ReduceLROnPlateau` once an epoch.
+        checkpoint: a folder. A training that finds a checkpoint there goes on from it, in the middle
+            of an epoch if need be, unless `resume=False`.
+        checkpoint_every: steps between checkpoints; by default once an epoch.
+        early_stop: epochs without a better validation loss (or training loss) before it ends.
+        seconds_max: ends after the step that passes this time.
+        report, trace: files for a page with plots, and for a Chrome trace.
+        options: of `Trainer`: micro_batches, clip_norm, autocast, on_lost, …
+
+    When a group is lost, `on_lost="continue"` goes on with the others; `"stop"` (the default) writes
+    a checkpoint of the last whole step, if there is a folder and another group, and raises.
+
+    >>> shoal.train.fit(model, F.cross_entropy, optimizer, ("x.npy", "y.npy"), groups=2, epochs=3)
+    """
+    with ExitStack() as stack:
+        if isinstance(groups, WorkerGroups):
+            formed = groups
+        else:
+            formed = stack.enter_context(worker_groups(groups, devices))
+        loader = load(data, batch_size, seed=seed) if not _is_loader(data) else data
+        check = load(validation, batch_size, shuffle=False) if validation is not None else None
+        checkpoints = Checkpoints(checkpoint, keep) if checkpoint is not None else None
+        plan = _Plan(
+            epochs, check, scheduler, checkpoints, checkpoint_every, early_stop, seconds_max
+        )
+        trainer = stack.enter_context(Trainer(model, loss, optimizer, formed, **options))
+        run = _Fit(trainer, loader, plan)
+        if checkpoints is not None and resume:
+            run.resume(checkpoints.latest())
+        total = _length(loader)
+        bar = ProgressBar(total * epochs if total else None, trainer.timeline, progress)
+        try:
+            with bar:
+                run.train(bar)
+        finally:
+            run.history.layout = trainer.layout
+            if report is not None:
+                write_html(
+                    report, run.history.losses, run.history.validation, trainer.timeline.spans
+                )
+            if trace is not None:
+                trainer.timeline.write_chrome_trace(trace)
+        return run.history
+
+
+def _is_loader(data: Any) -> bool:
+    return isinstance(data, (Loader, StreamLoader))
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:  # a stream does not know
+        return None
+
+
+class _Fit:
+    """The loop of `fit`."""
+
+    def __init__(self, trainer: Trainer, loader: Loader | StreamLoader, plan: _Plan) -> None:
+        self.trainer = trainer
+        self.loader = loader
+        self.plan = plan
+        self.history = History()
+        self._position = loader.state_dict()  # of the last trained batch
+        self._best = math.inf
+        self._waited = 0  # epochs since the best loss
+        self._started = time.monotonic()
+
+    def resume(self, saved: Snapshot | None) -> None:
+        """Goes on from a checkpoint."""
+        if saved is None:
+            return
+        try:
+            extra = saved.extra
+            restore(saved, self.trainer.model, self.trainer.optimizer)
+            self.loader.load_state_dict(extra["loader"])
+            self.trainer.steps = saved.step
+            self.history.losses = [float(x) for x in extra["losses"]]
+            self.history.validation = [(int(i), float(x)) for i, x in extra["validation"]]
+            self._best, self._waited = float(extra["best"]), int(extra["waited"])
+            self._position = self.loader.state_dict()
+            if self.plan.scheduler is not None and extra["scheduler"] is not None:
+                self.plan.scheduler.load_state_dict(extra["scheduler"])
+            torch.set_rng_state(torch.tensor(extra["rng"], dtype=torch.uint8))
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"the checkpoint of step {saved.step} was not written by fit: {error!r}"
+            ) from None
+
+    def train(self, bar: ProgressBar) -> None:
+        bar.skip(self.history.steps)
+        try:
+            while self.loader.epoch < self.plan.epochs and self._epoch(bar):
+                pass
+        except GroupLostError as error:
+            self._rescue(error)
+            raise
+        if self.plan.checkpoints is not None:
+            self._save()
+            self.plan.checkpoints.wait()
+
+    def _epoch(self, bar: ProgressBar) -> bool:
+        """The rest of an epoch; whether another may follow."""
+        epoch = self.loader.epoch
+        sums = [0.0, 0.0]
+        for batch, position in self._batches():
+            step = self.trainer.step(batch)
+            self._position = position
+            self.history.losses.append(step.loss)
+            sums = [sums[0] + step.loss * step.samples, sums[1] + step.samples]
+            bar.step(step.number, epoch, step.loss, step.samples)
+            self.history.samples_per_s = bar.samples_per_s
+            if self.plan.scheduler is not None and not _wants_loss(self.plan.scheduler):
+                self.plan.scheduler.step()
+            every = self.plan.checkpoint_every
+            if every is not None and self.history.steps % every == 0:
+                self._save()
+            limit = self.plan.seconds_max
+            if limit is not None and time.monotonic() - self._started > limit:
+                self.history.stopped = f"{limit:g} s have passed"
+                return False
+        self._position = self.loader.state_dict()
+        mean = sums[0] / sums[1] if sums[1] else math.nan
+        return self._after_epoch(mean)
+
+    def _batches(self) -> Iterator[tuple[Any, dict[str, int]]]:
+        """Batches on the devices ahead of time, each with the loader's position behind it."""
+
+        def read() -> Iterator[tuple[Any, dict[str, int]]]:
+            for batch in self.loader:
+                yield batch, self.loader.state_dict()
+
+        feed = Feed(read(), lambda pair: (self.trainer.prepare(pair[0]), pair[1]))
+        batches_ahead = iter(feed)
+        while True:
+            start = time.perf_counter()
+            found = next(batches_ahead, None)
+            stop = time.perf_counter()
+            self.trainer.timeline.add(
+                Span("waiting for data", "loading", start, stop, self.trainer.steps)
+            )
+            if found is None:
+                return
+            yield found
+
+    def _after_epoch(self, mean: float) -> bool:
+        value = mean
+        if self.plan.validation is not None:
+            value = self._validate()
+            self.history.validation.append((self.history.steps, value))
+        if self.plan.scheduler is not None and _wants_loss(self.plan.scheduler):
+            self.plan.scheduler.step(value)
+        self._waited = 0 if value < self._best else self._waited + 1
+        self._best = min(self._best, value)
+        if self.plan.checkpoints is not None and self.plan.checkpoint_every is None:
+            self._save()
+        if self.plan.early_stop is not None and self._waited >= self.plan.early_stop:
+            self.history.stopped = f"no better loss for {self._waited} epochs"
+            return False
+        return True
+
+    def _validate(self) -> float:
+        assert self.plan.validation is not None
+        total = count = 0.0
+        for batch in self.plan.validation:
+            samples = batches.size(batches.as_tensors(batch))
+            total += self.trainer.evaluate(batch) * samples
+            count += samples
+        return total / count if count else math.nan
+
+    def _save(self) -> None:
+        checkpoints = self.plan.checkpoints
+        if checkpoints is None:
+            return
+        scheduler = self.plan.scheduler
+        extra = {
+            "loader": self._position,
+            "losses": self.history.losses,
+            "validation": self.history.validation,
+            "best": self._best,
+            "waited": self._waited,
+            "scheduler": _plain(scheduler.state_dict()) if scheduler is not None else None,
+            "rng": torch.get_rng_state().tolist(),
+        }
+        with self.trainer.timeline.span("checkpoint", "checkpoint", self.trainer.steps):
+            taken = snapshot(self.trainer.model, self.trainer.optimizer, self.history.steps, extra)
+            checkpoints.save(taken)
+
+    def _rescue(self, error: GroupLostError) -> None:
+        """Writes the last whole step, which the other groups still hold."""
+        if self.plan.checkpoints is None or not self.trainer.drop(error.group):
+            return
+        self._save()
+        self.plan.checkpoints.wait()
+        error.add_note(
+            f"the last whole step is saved in {self.plan.checkpoints.folder}; call fit again to go on"
+        )
+
+
+def _wants_loss(scheduler: Any) -> bool:
+    return isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+
+
+def _plain(state: dict[str, Any]) -> dict[str, Any]:
+    """A schedule's state without what JSON cannot hold: functions, which the program brings again."""
+    plain = {}
+    for key, value in state.items():
+        if isinstance(value, (bool, int, float, str, type(None), list, tuple)):
+            plain[key] = value
+    if not plain:
+        raise TrainError("the learning-rate schedule has no state that a checkpoint can hold")
+    return plain

@@ -1,0 +1,178 @@
+"""Where to cut a model into stages: dynamic programming over its units' costs. Pure.
+
+A *unit* is a piece of the model that is never cut, in the order in which the forward pass runs
+them. A *stage* is a run of consecutive units on one device.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+#: All orders of the devices are tried up to this many; beyond it they keep the order they came in.
+PERMUTED_DEVICES_MAX = 6
+
+
+class CannotPartition(ValueError):
+    """No cut exists; the text says which limit is in the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One piece of a model, as a profile saw it with one micro-batch on a device of speed 1."""
+
+    name: str
+    forward_s: float
+    backward_s: float
+    weight_bytes: int = 0  # parameters and buffers
+    activation_bytes: int = 0  # kept from forward to backward, for one micro-batch
+    output_bytes: int = 0  # what crosses to the next unit, for one micro-batch
+
+    @property
+    def seconds(self) -> float:
+        return self.forward_s + self.backward_s
+
+
+@dataclass(frozen=True, slots=True)
+class StageDevice:
+    """What a stage may use. A device of speed 0.5 takes twice a unit's seconds."""
+
+    speed: float = 1.0
+    memory_bytes: int = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    start: int  # first unit
+    stop: int  # one behind the last
+    device: int  # place in the list of devices
+    seconds: float  # forward and backward of one micro-batch, with what crosses its start
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What decides a stage's memory and its traffic."""
+
+    micro_batches: int = 1
+    weight_copies: float = 4.0  # weights, gradients, and two values of state as Adam keeps them
+    link_bytes_per_s: float = math.inf
+
+
+def partition(
+    units: Sequence[Unit], devices: Sequence[StageDevice], limits: Limits | None = None
+) -> tuple[Stage, ...]:
+    """Cuts `units` into one stage for each device so that the slowest stage is as fast as possible.
+
+    Every stage has at least one unit and fits its device's memory. Devices may be put in another
+    order: a slow one gets the stage that suits it.
+
+    >>> units = [Unit(str(i), 1.0, 2.0) for i in range(6)]
+    >>> [(s.start, s.stop) for s in partition(units, [StageDevice(), StageDevice(speed=0.5)])]
+    [(0, 4), (4, 6)]
+    """
+    limits = limits or Limits()
+    if not devices:
+        raise CannotPartition("there are no devices to put stages on")
+    if len(units) < len(devices):
+        raise CannotPartition(
+            f"the model has {len(units)} unit(s) that may be separated, fewer than the "
+            f"{len(devices)} devices of the group; use fewer devices in a group"
+        )
+    best: tuple[float, tuple[Stage, ...]] | None = None
+    for order in _orders(devices):
+        stages = _partition_in_order(units, devices, order, limits)
+        if stages is not None:
+            slowest = max(stage.seconds for stage in stages)
+            if best is None or slowest < best[0]:
+                best = slowest, stages
+    if best is None:
+        raise CannotPartition(_why_not(units, devices, limits))
+    return best[1]
+
+
+def stage_memory_bytes(
+    units: Sequence[Unit], start: int, stop: int, stages_from_here: int, limits: Limits
+) -> int:
+    """Memory of a stage in a 1F1B schedule: at most as many micro-batches as stages from it on."""
+    in_flight = min(stages_from_here, limits.micro_batches)
+    weights = sum(u.weight_bytes for u in units[start:stop])
+    activations = sum(u.activation_bytes for u in units[start:stop])
+    crossing = units[start - 1].output_bytes if start > 0 else 0
+    return int(weights * limits.weight_copies) + in_flight * (activations + crossing)
+
+
+def _orders(devices: Sequence[StageDevice]) -> list[tuple[int, ...]]:
+    """Orders that differ in more than equal devices changing places; the given one first."""
+    given = tuple(range(len(devices)))
+    if len(devices) > PERMUTED_DEVICES_MAX:
+        return [given]
+    seen, orders = set(), []
+    for order in itertools.permutations(given):
+        kinds = tuple(devices[i] for i in order)
+        if kinds not in seen:
+            seen.add(kinds)
+            orders.append(order)
+    return orders
+
+
+def _partition_in_order(
+    units: Sequence[Unit], devices: Sequence[StageDevice], order: Sequence[int], limits: Limits
+) -> tuple[Stage, ...] | None:
+    """best[stop] after k stages: the slowest of the first k stages that hold units[:stop]."""
+    count, depth = len(units), len(order)
+    best: list[float] = [0.0] + [math.inf] * count
+    choices: list[list[Stage | None]] = []
+    for k, device in enumerate(order):
+        after: list[float] = [math.inf] * (count + 1)
+        chosen: list[Stage | None] = [None] * (count + 1)
+        for stop in range(k + 1, count - (depth - k - 1) + 1):
+            for start in range(k, stop):
+                if best[start] >= after[stop]:
+                    continue
+                stage = _stage(units, start, stop, device, devices[device], depth - k, limits)
+                slowest = max(best[start], stage.seconds)
+                if slowest < after[stop] and stage.memory_bytes <= devices[device].memory_bytes:
+                    after[stop], chosen[stop] = slowest, stage
+        best = after
+        choices.append(chosen)
+    if math.isinf(best[count]):
+        return None
+    stages: list[Stage] = []
+    stop = count
+    for chosen in reversed(choices):
+        found = chosen[stop]
+        assert found is not None
+        stages.append(found)
+        stop = found.start
+    return tuple(reversed(stages))
+
+
+def _stage(
+    units: Sequence[Unit],
+    start: int,
+    stop: int,
+    index: int,
+    device: StageDevice,
+    stages_from_here: int,
+    limits: Limits,
+) -> Stage:
+    compute = sum(u.seconds for u in units[start:stop]) / device.speed
+    # Activations come in and their gradients go back over the same cut.
+    crossing = 2 * units[start - 1].output_bytes / limits.link_bytes_per_s if start > 0 else 0.0
+    memory = stage_memory_bytes(units, start, stop, stages_from_here, limits)
+    return Stage(start, stop, index, compute + crossing, memory)
+
+
+def _why_not(units: Sequence[Unit], devices: Sequence[StageDevice], limits: Limits) -> str:
+    need = sum(stage_memory_bytes(units, i, i + 1, 1, limits) for i in range(len(units)))
+    largest = max(range(len(units)), key=lambda i: stage_memory_bytes(units, i, i + 1, 1, limits))
+    return (
+        f"the model does not fit: it needs at least {need / 2**20:.0f} MiB, its largest unit "
+        f"({units[largest].name}) "
+        f"{stage_memory_bytes(units, largest, largest + 1, 1, limits) / 2**20:.0f} MiB, and the "
+        f"devices have {', '.join(f'{d.memory_bytes / 2**20:.0f}' for d in devices)} MiB. "
+        "Use more devices in a group, or smaller micro-batches (micro_batches=…)"
+    )

@@ -1,0 +1,180 @@
+"""How many groups and how many stages: predicted from profiles, with the reason. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from shoal.train import schedules
+from shoal.train.partition import CannotPartition, Limits, Stage, StageDevice, Unit, partition
+from shoal.train.shares import CostFit, divide
+
+#: Bytes that the exchange moves for each byte of weights: out to the owner and back.
+EXCHANGE_WAYS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to use the devices, and what it is expected to give."""
+
+    layout: tuple[tuple[int, ...], ...]  # devices of each group
+    stages: tuple[tuple[Stage, ...], ...]  # of each group
+    step_s: float | None  # None: impossible
+    memory_bytes: int  # of the fullest device
+    why: str
+
+    @property
+    def name(self) -> str:
+        depth = {len(group) for group in self.layout}
+        groups = len(self.layout)
+        return (
+            f"{groups} x {depth.pop()}" if len(depth) == 1 else str([len(g) for g in self.layout])
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """All options and the best of them."""
+
+    options: tuple[Option, ...]
+    best: Option
+
+    def table(self) -> Table:
+        """What `groups="auto"` shows before training starts."""
+        table = Table(title="groups x stages", title_justify="left")
+        for heading in ("", "groups x stages", "step", "fullest device", "why"):
+            table.add_column(heading)
+        for option in self.options:
+            step = f"{option.step_s * 1e3:.1f} ms" if option.step_s is not None else "–"
+            memory = f"{option.memory_bytes / 2**20:.0f} MiB" if option.step_s is not None else "–"
+            mark = "▶" if option is self.best else ""
+            table.add_row(mark, option.name, step, memory, option.why)
+        return table
+
+
+def layouts(devices: int) -> list[tuple[tuple[int, ...], ...]]:
+    """Ways to put all devices into groups of equal size, and one whole device alone.
+
+    >>> layouts(4)
+    [((0,), (1,), (2,), (3,)), ((0, 1), (2, 3)), ((0, 1, 2, 3),), ((0,),)]
+    """
+    found = []
+    for depth in range(1, devices + 1):
+        if devices % depth == 0:
+            places = range(0, devices, depth)
+            found.append(tuple(tuple(range(p, p + depth)) for p in places))
+    if devices > 1:
+        found.append(((0,),))
+    return found
+
+
+def choose(
+    units: Sequence[Unit],
+    devices: Sequence[StageDevice],
+    batch: int,
+    profiled_samples: int,
+    *,
+    micro_batches: int,
+    weight_copies: float = 4.0,
+    link_bytes_per_s: float = 2e9,
+) -> Choice:
+    """The layout with the shortest predicted step for a batch of so many samples.
+
+    Args:
+        units: profiled with `profiled_samples` samples on a device of speed 1.
+    """
+    fastest_first = sorted(range(len(devices)), key=lambda i: -devices[i].speed)
+    options = []
+    for layout in layouts(len(devices)):
+        placed = tuple(tuple(sorted(fastest_first[i] for i in group)) for group in layout)
+        if len(layout) == 1 and len(layout[0]) == 1:
+            placed = ((fastest_first[0],),)
+        options.append(
+            _option(
+                placed,
+                units,
+                devices,
+                batch,
+                profiled_samples,
+                micro_batches,
+                weight_copies,
+                link_bytes_per_s,
+            )
+        )
+    possible = [o for o in options if o.step_s is not None]
+    if not possible:
+        raise CannotPartition("; ".join(f"{o.name}: {o.why}" for o in options))
+    best = min(possible, key=lambda o: (o.step_s, sum(len(g) for g in o.layout)))
+    return Choice(tuple(options), best)
+
+
+def _option(
+    layout: tuple[tuple[int, ...], ...],
+    units: Sequence[Unit],
+    devices: Sequence[StageDevice],
+    batch: int,
+    profiled: int,
+    micro_batches: int,
+    weight_copies: float,
+    link: float,
+) -> Option:
+    depth = len(layout[0])
+    micros = 1 if depth == 1 else micro_batches
+    scale = batch / len(layout) / micros / profiled  # from the profile to a micro-batch
+    sized = [_scaled(unit, scale) for unit in units]
+    limits = Limits(micros, weight_copies, link)
+    try:
+        stages = tuple(partition(sized, [devices[i] for i in group], limits) for group in layout)
+    except CannotPartition as error:
+        return Option(layout, (), None, 0, str(error))
+    if batch < len(layout) * micros:
+        why = f"a batch of {batch} has fewer samples than {len(layout)} x {micros} micro-batches"
+        return Option(layout, stages, None, 0, why)
+    seconds, bubbles = [], []
+    for cut in stages:
+        forward, backward = _stage_seconds(sized, cut)
+        schedule = schedules.one_forward_one_backward(depth, micros)
+        timing = schedules.simulate(schedule, forward, backward)
+        seconds.append(timing.total_s)
+        bubbles.append(timing.bubble)
+    per_group = batch / len(layout)
+    shares = divide(batch, [CostFit(0.0, s / per_group, True) for s in seconds])
+    compute = max(s * n / per_group for s, n in zip(seconds, shares, strict=True))
+    weights = max(sum(u.weight_bytes for u in units[s.start : s.stop]) for c in stages for s in c)
+    groups = len(layout)
+    exchange = EXCHANGE_WAYS * weights * (groups - 1) / groups / link if groups > 1 else 0.0
+    exposed = exchange / 2  # the way to the owner is hidden behind the backward pass
+    memory = max(stage.memory_bytes for cut in stages for stage in cut)
+    why = f"compute {compute * 1e3:.1f} ms, exchange {exposed * 1e3:.1f} ms"
+    if depth > 1:
+        why += f", bubble {max(bubbles) * 100:.0f} %"
+    if len(set(shares)) > 1:
+        why += f", shares {':'.join(map(str, shares))}"
+    return Option(layout, stages, compute + exposed, memory, why)
+
+
+def _scaled(unit: Unit, scale: float) -> Unit:
+    return Unit(
+        unit.name,
+        unit.forward_s * scale,
+        unit.backward_s * scale,
+        unit.weight_bytes,
+        int(unit.activation_bytes * scale),
+        int(unit.output_bytes * scale),
+    )
+
+
+def _stage_seconds(
+    units: Sequence[Unit], stages: Sequence[Stage]
+) -> tuple[list[float], list[float]]:
+    """Forward and backward of each stage, in the proportion of its units."""
+    forward, backward = [], []
+    for stage in stages:
+        f = sum(u.forward_s for u in units[stage.start : stage.stop])
+        b = sum(u.backward_s for u in units[stage.start : stage.stop])
+        share = f / (f + b) if f + b > 0 else 1 / 3
+        forward.append(stage.seconds * share)
+        backward.append(stage.seconds * (1 - share))
+    return forward, backward

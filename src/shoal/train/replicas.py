@@ -1,0 +1,232 @@
+"""Replicas: the model on the devices of each group, with an optimizer that is the user's own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from shoal.train import batches
+from shoal.train.board import Board
+from shoal.train.devices import record
+from shoal.train.exchange import Exchange
+from shoal.train.groups import WorkerGroup
+from shoal.train.timeline import Stopwatch, Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A micro-batch and what its mean loss counts in the whole batch."""
+
+    batch: Any
+    weight: float
+
+
+@dataclass(slots=True)
+class StepContext:
+    """What a replica needs to know of the step that it takes part in."""
+
+    step: int
+    slot: int  # the replica's place among those that are left
+    board: Board
+    exchange: Exchange
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """How a loss is computed from a batch."""
+
+    loss: batches.Loss | None = None
+    autocast: torch.dtype | None = None
+
+    def __call__(self, model: nn.Module, batch: Any, device_type: str) -> torch.Tensor:
+        with self.precision(device_type):
+            output, target = batches.call(model, batch)
+            return batches.loss_of(self.loss, output, target)
+
+    def precision(self, device_type: str) -> AbstractContextManager[Any]:
+        if self.autocast is None:
+            return nullcontext()
+        return torch.autocast(device_type, dtype=self.autocast)
+
+
+class Replica:
+    """A model that lies whole on a group's first device."""
+
+    def __init__(
+        self,
+        group: WorkerGroup,
+        model: nn.Module,
+        optimizer: Optimizer,
+        objective: Objective,
+        timeline: Timeline,
+    ) -> None:
+        self.group = group
+        self.model = model
+        self.optimizer = optimizer
+        self.objective = objective
+        self.timeline = timeline
+        self.stopwatches = [Stopwatch(str(m), timeline) for m in self.used_members]
+        place(model, optimizer, self.device_of)
+
+    @property
+    def used_members(self) -> Sequence[Any]:
+        return self.group.members[:1]
+
+    @property
+    def stages(self) -> int:
+        return 1
+
+    def device_of(self, name: str) -> torch.device:
+        """Where a parameter or buffer lies."""
+        device: torch.device = self.group.device
+        return device
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return list(self.model.parameters())
+
+    def forward_backward(
+        self, parts: Sequence[Part], context: StepContext
+    ) -> list[tuple[torch.Tensor, float]]:
+        """Gradients of the parts' weighted losses; returns the losses with their weights."""
+        device: torch.device = self.group.device
+        losses = []
+        start = record(device)
+        for i, part in enumerate(parts):
+            context.board.check()
+            if i == len(parts) - 1:
+                context.exchange.arm(context.slot, device)
+            batch = batches.to_device(part.batch, device)
+            loss = self.objective(self.model, batch, device.type)
+            (loss * part.weight).backward()  # type: ignore[no-untyped-call]
+            losses.append((loss.detach(), part.weight))
+        self.stopwatches[0].time("compute", context.step, start, record(device))
+        return losses
+
+    def evaluate(self, batch: Any, board: Board, timeout_s: float) -> torch.Tensor:
+        """The loss of a batch, without gradients."""
+        device: torch.device = self.group.device
+        with torch.no_grad():
+            return self.objective(self.model, batches.to_device(batch, device), device.type)
+
+    def seconds(self, step: int) -> float | None:
+        """How long the group computed in a step, once it is known."""
+        return self.stopwatches[0].take(step)
+
+    def close(self) -> None:
+        for stopwatch in self.stopwatches:
+            stopwatch.close(wait=self.group.lost is None)
+
+    def remade(self, model: nn.Module, optimizer: Optimizer) -> Replica:
+        """The same place for another model object: the user's, when its own group is lost."""
+        self.close()
+        return Replica(self.group, model, optimizer, self.objective, self.timeline)
+
+
+def place(
+    model: nn.Module, optimizer: Optimizer | None, device_of: Callable[[str], torch.device]
+) -> None:
+    """Moves parameters, their gradients and optimizer state, and buffers. Parameter objects stay
+    the same, so that the optimizer and other holders keep them."""
+    for name, parameter in model.named_parameters():
+        device = device_of(name)
+        before = parameter.device
+        if before == device:
+            continue
+        grad = parameter.grad
+        parameter.grad = None
+        parameter.data = parameter.data.to(device)
+        if grad is not None:
+            parameter.grad = grad.to(device)
+        if optimizer is not None and parameter in optimizer.state:
+            _move_state(optimizer.state[parameter], before, device)
+    moved: dict[int, torch.Tensor] = {}
+    for prefix, module in model.named_modules():
+        for key, buffer in module._buffers.items():
+            if buffer is not None:
+                name = f"{prefix}.{key}" if prefix else key
+                if id(buffer) not in moved:
+                    moved[id(buffer)] = buffer.to(device_of(name))
+                module._buffers[key] = moved[id(buffer)]
+
+
+def _move_state(state: dict[str, Any], before: torch.device, device: torch.device) -> None:
+    """State beside the parameter follows it; step counts that optimizers keep on the CPU stay."""
+    for key, value in state.items():
+        if isinstance(value, torch.Tensor) and value.device == before and value.dim() > 0:
+            state[key] = value.to(device)
+
+
+def clone(model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+    """A copy of the model, and one of the optimizer that holds the copy's parameters."""
+    copied = copy.deepcopy(model)
+    memo: dict[int, Any] = {}
+    originals = list(model.parameters())
+    for original, new in zip(originals, copied.parameters(), strict=True):
+        memo[id(original)] = new
+    known = {id(p) for p in originals}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) not in known:
+                raise ValueError(
+                    "the optimizer holds a parameter that is not the model's; make it from "
+                    "model.parameters()"
+                )
+    twin = copy.deepcopy(optimizer, memo)
+    return copied, twin
+
+
+def hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """What learning-rate schedules and people change: everything but the parameters."""
+    return [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+
+
+def adopt_hyperparameters(optimizer: Optimizer, values: Sequence[dict[str, Any]]) -> None:
+    for group, value in zip(optimizer.param_groups, values, strict=True):
+        group.update(value)
+
+
+def copy_replica(source: Replica, target: Replica) -> None:
+    """Gives `target` the weights, buffers and optimizer state of `source`."""
+    with torch.no_grad():
+        for ours, theirs in zip(source.parameters, target.parameters, strict=True):
+            theirs.copy_(ours)
+            state = source.optimizer.state.get(ours)
+            if state is not None:
+                target.optimizer.state[theirs] = {
+                    k: _beside(v, ours, theirs) for k, v in state.items()
+                }
+        for ours_b, theirs_b in zip(source.model.buffers(), target.model.buffers(), strict=True):
+            theirs_b.copy_(ours_b)
+    adopt_hyperparameters(target.optimizer, hyperparameters(source.optimizer))
+
+
+def _beside(value: Any, ours: torch.Tensor, theirs: torch.Tensor) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return copy.deepcopy(value)
+    if value.device == ours.device and value.device != theirs.device:
+        return value.to(theirs.device)
+    return value.clone()
+
+
+def take_over(lost: Replica, survivor: Replica) -> Replica:
+    """Puts the user's own model and optimizer objects, whose devices are gone, in the place of a
+    survivor's: they hold its weights and state from now on."""
+    model, optimizer = lost.model, lost.optimizer
+    for ours, theirs in zip(lost.parameters, survivor.parameters, strict=True):
+        ours.grad = None
+        ours.data = theirs.data
+        if theirs in survivor.optimizer.state:
+            optimizer.state[ours] = survivor.optimizer.state[theirs]
+    modules = zip(model.modules(), survivor.model.modules(), strict=True)
+    for our_module, their_module in modules:
+        our_module._buffers.update(their_module._buffers)
+    return survivor.remade(model, optimizer)

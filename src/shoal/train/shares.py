@@ -1,0 +1,237 @@
+"""How many samples each group gets: a fitted cost t = a + b·samples, and its division. Pure.
+
+The groups' times are made equal by minimising the slowest. Gradients are weighted by samples, so the
+result is that of one large batch whatever the division.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+HISTORY = 16  # observations that a fit remembers
+FORGET = 0.8  # weight of an observation against the one after it
+SPREAD_MIN = 1.1  # sample counts must differ by this factor before a and b are told apart
+JUMP = 0.2  # an observation off by more than this is a stall, or the device has changed
+
+
+@dataclass(slots=True)
+class CostFit:
+    """Seconds of a group for n samples: `fixed_s + sample_s * n`, learnt while running."""
+
+    fixed_s: float = 0.0
+    sample_s: float = 1.0
+    known: bool = False
+    _seen: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    _odd: tuple[int, float] | None = None  # an observation that was far off, until the next one
+
+    def predict(self, samples: int) -> float:
+        """Seconds for so many samples; nothing to do costs nothing."""
+        return self.fixed_s + self.sample_s * samples if samples > 0 else 0.0
+
+    def observe(self, samples: int, seconds: float) -> None:
+        """Takes in that `samples` took `seconds`. What cannot be true is left out."""
+        if samples < 1 or not math.isfinite(seconds) or seconds <= 0:
+            return
+        comparable = self.known and self._near(samples)
+        if comparable and seconds > (1 + JUMP) * self.predict(samples):
+            if self._odd is None:  # a single stall says nothing about the device
+                self._odd = samples, seconds
+                return
+            self._seen.clear()  # twice in a row: the device has become slower
+            self._seen.append(self._odd)
+        elif comparable and seconds < (1 - JUMP) * self.predict(samples):
+            self._seen.clear()  # nothing makes a device faster than it is
+        self._odd = None
+        self._seen.append((samples, seconds))
+        self._fit()
+        self.known = True
+
+    def _near(self, samples: int) -> bool:
+        """Whether such a size was seen; elsewhere the line may be off without any change."""
+        counts = [n for n, _ in self._seen]
+        return min(counts) <= SPREAD_MIN * samples and samples <= SPREAD_MIN * max(counts)
+
+    def _fit(self) -> None:
+        weights = [FORGET**age for age in reversed(range(len(self._seen)))]
+        total = sum(weights)
+        mean_n = sum(w * n for w, (n, _) in zip(weights, self._seen, strict=True)) / total
+        mean_t = sum(w * t for w, (_, t) in zip(weights, self._seen, strict=True)) / total
+        counts = [n for n, _ in self._seen]
+        if max(counts) >= SPREAD_MIN * min(counts):
+            pairs = list(zip(weights, self._seen, strict=True))
+            spread = sum(w * (n - mean_n) ** 2 for w, (n, _) in pairs)
+            slope = sum(w * (n - mean_n) * (t - mean_t) for w, (n, t) in pairs) / spread
+            # Neither a fixed cost below zero nor samples that cost nothing: noise made those.
+            slope = min(max(slope, 0.1 * mean_t / mean_n), mean_t / mean_n)
+            self.sample_s, self.fixed_s = slope, max(0.0, mean_t - slope * mean_n)
+        else:  # one size only: keep the known proportion of fixed cost, move the level
+            level = self.fixed_s + self.sample_s * mean_n if self.known else 0.0
+            scale = mean_t / level if level > 0 else 0.0
+            self.fixed_s *= scale
+            self.sample_s = self.sample_s * scale if scale else mean_t / mean_n
+
+
+def divide(
+    total: int, fits: Sequence[CostFit], limits: Sequence[int | None] | None = None
+) -> tuple[int, ...]:
+    """Whole samples for each group with the smallest slowest time; a group may get none.
+
+    Args:
+        limits: the most samples of each group (its memory); None is no limit.
+
+    >>> divide(30, [CostFit(0.0, 1.0), CostFit(0.0, 2.0)])
+    (20, 10)
+    """
+    caps = [total if c is None else c for c in (limits or [None] * len(fits))]
+    if len(caps) != len(fits) or total < 0:
+        raise ValueError(f"{total} samples, {len(fits)} groups, {len(caps)} limits")
+    if sum(caps) < total:
+        raise ValueError(
+            f"a batch of {total} does not fit: the groups' memories hold {sum(caps)} samples; use a "
+            "smaller batch or more micro_batches"
+        )
+    counts = _level(total, fits, caps)
+    while sum(counts) < total:  # at most about one sample for each group is left
+        open_groups = [i for i in range(len(fits)) if counts[i] < caps[i]]
+        cheapest = min(open_groups, key=lambda i: (fits[i].predict(counts[i] + 1), i))
+        counts[cheapest] += 1
+    return tuple(counts)
+
+
+def _level(total: int, fits: Sequence[CostFit], caps: Sequence[int]) -> list[int]:
+    """The most samples that every group finishes within the same time, not more than `total`."""
+
+    def within(seconds: float) -> list[int]:
+        return [
+            max(0, min(cap, math.floor((seconds - fit.fixed_s) / fit.sample_s)))
+            for fit, cap in zip(fits, caps, strict=True)
+        ]
+
+    low, high = 0.0, max((f.predict(total) for f in fits), default=0.0)
+    for _ in range(60):
+        middle = (low + high) / 2
+        if sum(within(middle)) <= total:
+            low = middle
+        else:
+            high = middle
+    return within(low)
+
+
+@dataclass(slots=True)
+class Divider:
+    """Divides every batch, learns from the times, and changes the division when it pays.
+
+    >>> divider = Divider(2)
+    >>> divider.shares(16)
+    (8, 8)
+    >>> for _ in range(2):  # the first step with new shapes does not count
+    ...     divider.observe((8, 8), (0.1, 0.3))
+    >>> divider.shares(16)
+    (12, 4)
+    """
+
+    groups: int
+    limits: tuple[int | None, ...] | None = None
+    gain_min: float = 0.04  # a new division must promise at least this: new sizes cost a warm-up
+    probe_every: int = 20  # steps after which a group without samples is tried again
+    least: int = 0  # samples that every group gets (batch normalisation needs two)
+    fits: list[CostFit] = field(default_factory=list)
+    _current: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _warm: set[tuple[int, int]] = field(default_factory=set)  # (group, samples) seen before
+    _steps: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.fits:
+            self.fits = [CostFit() for _ in range(self.groups)]
+
+    def shares(self, total: int) -> tuple[int, ...]:
+        """The division of the next batch of `total` samples."""
+        self._steps += 1
+        current = self._current.get(total)
+        if not all(fit.known for fit in self.fits):
+            best = divide(total, [CostFit()] * self.groups, self.limits)
+        else:
+            best = self._keep_half(divide(total, self.fits, self.limits), current)
+            if current is not None and self.slowest(best) > (1 - self.gain_min) * self.slowest(
+                current
+            ):
+                best = current
+        self._current[total] = best
+        if self._steps % self.probe_every == 0 and 0 in best and total >= self.groups:
+            return self._probe(best)
+        return best
+
+    def slowest(self, counts: Sequence[int]) -> float:
+        """Predicted seconds of a division."""
+        return max(fit.predict(n) for fit, n in zip(self.fits, counts, strict=True))
+
+    def observe(self, counts: Sequence[int], seconds: Sequence[float | None]) -> None:
+        """Takes in what a division really took; None for groups that were not measured.
+
+        A group's first step with a new number of samples does not count: it prepares calls for
+        shapes that were not seen before.
+        """
+        for group, (fit, n, s) in enumerate(zip(self.fits, counts, seconds, strict=True)):
+            if s is None:
+                continue
+            if (group, n) in self._warm:
+                fit.observe(n, s)
+            self._warm.add((group, n))
+
+    def without(self, group: int) -> Divider:
+        """The divider of the groups that are left when one is lost."""
+        keep = [i for i in range(self.groups) if i != group]
+        limits = tuple(self.limits[i] for i in keep) if self.limits is not None else None
+        return Divider(
+            len(keep),
+            limits,
+            self.gain_min,
+            self.probe_every,
+            self.least,
+            [self.fits[i] for i in keep],
+        )
+
+    def _keep_half(
+        self, counts: tuple[int, ...], current: tuple[int, ...] | None
+    ) -> tuple[int, ...]:
+        """Lets no group lose more than half of its samples at once: one odd measurement must not
+        throw a group out, and smaller steps tell the fixed cost from the cost by sample."""
+        least = min(self.least, sum(counts) // self.groups)
+        floors = [max(least, n // 2) for n in current or counts]
+        changed = [max(n, floor) for n, floor in zip(counts, floors, strict=True)]
+        while sum(changed) > sum(counts):
+            most = max(range(self.groups), key=lambda i: changed[i] - floors[i])
+            changed[most] -= 1
+        return tuple(changed)
+
+    def _probe(self, counts: tuple[int, ...]) -> tuple[int, ...]:
+        changed = list(counts)
+        for i, n in enumerate(counts):
+            if n == 0:
+                changed[i] = 1
+                changed[max(range(len(changed)), key=lambda j: changed[j])] -= 1
+        return tuple(changed)
+
+
+def weights(counts: Sequence[int | float]) -> tuple[float, ...]:
+    """What each part's mean counts in the mean of the whole batch; the sum is one."""
+    total = sum(counts)
+    if total <= 0:
+        raise ValueError("a batch without samples has no mean")
+    return tuple(n / total for n in counts)
+
+
+def chunk_sizes(samples: int, parts: int) -> tuple[int, ...]:
+    """Sizes of micro-batches: as equal as whole samples allow, none empty.
+
+    >>> chunk_sizes(7, 3)
+    (3, 2, 2)
+    """
+    parts = min(parts, samples)
+    if parts < 1:
+        return ()
+    base, more = divmod(samples, parts)
+    return tuple(base + (1 if i < more else 0) for i in range(parts))

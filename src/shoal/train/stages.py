@@ -1,0 +1,267 @@
+"""Cutting a model's forward pass into stages without changing or tracing its code.
+
+The model's own `forward` runs in a thread. Where a stage begins (at a module's call or at
+`cut("name")`) the thread pauses until the pipeline lets it go on, on the next device. While it runs,
+every torch function that gets a tensor of an earlier stage gets it on the current device instead,
+cut from the autograd graph: an *edge*. The backward pass of a stage starts from the gradients of the
+edges that leave it. So skip connections, masks and tied weights need no annotation.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+
+from shoal.train.board import Board
+from shoal.train.devices import set_current
+from shoal.train.errors import CannotCut
+
+_local = threading.local()
+
+#: Functions that only ask about a tensor: its own device is the right answer.
+_ASKS = {
+    torch.Tensor.size,
+    torch.Tensor.dim,
+    torch.Tensor.stride,
+    torch.Tensor.numel,
+    torch.Tensor.is_contiguous,
+    torch.Tensor.is_floating_point,
+    torch.Tensor.is_complex,
+    torch.Tensor.element_size,
+    torch.Tensor.data_ptr,
+    torch.Tensor.__len__,
+    torch.Tensor.__repr__,
+    torch.is_floating_point,
+    torch.is_tensor,
+    torch.numel,
+}
+
+
+def cut(name: str) -> None:
+    """Marks a place in a model's `forward` where a stage may begin. Does nothing outside training.
+
+    >>> def forward(self, x):
+    ...     x = self.encode(x)
+    ...     shoal.train.cut("decoder")
+    ...     return self.decode(x)
+    """
+    tracer = getattr(_local, "tracer", None)
+    if tracer is not None:
+        tracer.reached(name, ())
+
+
+class Tracer:
+    """Is told in which order a forward pass reaches its points."""
+
+    def reached(self, name: str, inputs: Sequence[torch.Tensor]) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Any:
+        _local.tracer = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _local.tracer = None
+
+
+def watch_modules(model: nn.Module, names: Sequence[str]) -> list[RemovableHandle]:
+    """Lets the thread's tracer know whenever one of these modules is called."""
+    modules = dict(model.named_modules())
+
+    def hook_of(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            tracer = getattr(_local, "tracer", None)
+            if tracer is not None:
+                values = [*args, *kwargs.values()]
+                tracer.reached(name, [v for v in values if isinstance(v, torch.Tensor)])
+
+        return hook
+
+    return [
+        modules[name].register_forward_pre_hook(hook_of(name), with_kwargs=True)
+        for name in names
+        if name in modules
+    ]
+
+
+@dataclass(slots=True)
+class Edge:
+    """A value that goes from one stage to a later one."""
+
+    source: torch.Tensor  # at the stage that made it
+    origin: int
+    arrived: torch.Tensor  # the same at the later stage: a leaf there, whose gradient comes back
+
+
+@dataclass(slots=True)
+class Weights:
+    """Parameters and buffers of a replica, and copies of those that another stage uses too.
+
+    A weight belongs to the first stage that uses it. A later stage (tied weights) computes with a
+    copy that lives for one step; its gradient is added to the owner's.
+    """
+
+    stage_of: dict[int, int]  # id of the tensor -> stage
+    copies: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def copy_for(self, stage: int, weight: torch.Tensor, device: torch.device) -> torch.Tensor:
+        key = (stage, id(weight))
+        if key not in self.copies:
+            leaf = weight.detach().to(device)
+            self.copies[key] = weight, leaf.requires_grad_(weight.requires_grad)
+        return self.copies[key][1]
+
+    def add_gradients(self, stage: int) -> None:
+        """Adds the copies' gradients to the weights that `stage` owns."""
+        for (_, identity), (weight, leaf) in sorted(self.copies.items(), key=lambda kv: kv[0][0]):
+            if self.stage_of[identity] != stage or leaf.grad is None:
+                continue
+            grad = leaf.grad.to(weight.device)
+            weight.grad = grad if weight.grad is None else weight.grad.add_(grad)
+            leaf.grad = None
+
+
+class Run(Tracer):
+    """One micro-batch on its way through the stages."""
+
+    def __init__(
+        self,
+        micro: int,
+        begins: dict[str, int],  # name of the point -> stage that begins there
+        devices: Sequence[torch.device],
+        weights: Weights,
+        board: Board,
+        timeout_s: float,
+    ) -> None:
+        self.micro = micro
+        self.stage = 0
+        self.edges: list[list[Edge]] = [[] for _ in devices]  # by the stage they arrive at
+        self.loss: torch.Tensor | None = None
+        self._begins = begins
+        self._devices = devices
+        self._weights = weights
+        self._board = board
+        self._timeout_s = timeout_s
+        self._moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @property
+    def device(self) -> torch.device:
+        return self._devices[self.stage]
+
+    def body(self, forward: Callable[[], torch.Tensor]) -> None:
+        """The whole forward pass, in a thread of its own; marks each stage that is done."""
+        set_current(self.device)
+        with self, _Relocate(self):
+            loss = forward()
+        if self.stage != len(self._devices) - 1:
+            missing = [n for n, s in self._begins.items() if s == self.stage + 1]
+            raise CannotCut(
+                f"this batch's forward pass ended without reaching {missing[0]!r}, where stage "
+                f"{self.stage + 1} begins; cut where every forward pass comes by"
+            )
+        self.loss = loss
+        self._moved.clear()
+        self._board.mark(("forward", self.micro, self.stage))
+
+    def reached(self, name: str, inputs: Sequence[torch.Tensor]) -> None:
+        stage = self._begins.get(name, 0)
+        if stage <= self.stage:
+            return
+        if stage != self.stage + 1:
+            raise CannotCut(
+                f"the forward pass reached {name!r} before stage {self.stage + 1} began"
+            )
+        self._board.mark(("forward", self.micro, self.stage))
+        what = f"stage {stage} to take micro-batch {self.micro}"
+        self._board.wait(("go", self.micro, stage), what, self._timeout_s)
+        self.stage = stage
+        self._moved.clear()
+        set_current(self.device)
+
+    def here(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor` at the current stage."""
+        found = self._moved.get(id(tensor))
+        if found is not None:
+            return found[1]
+        if id(tensor) in self._weights.stage_of:
+            moved = self._weights.copy_for(self.stage, tensor, self.device)
+        elif tensor.requires_grad:
+            moved = tensor.detach().to(self.device).requires_grad_()
+            origin = self._devices.index(tensor.device)
+            self.edges[self.stage].append(Edge(tensor, origin, moved))
+        else:
+            moved = tensor.to(self.device)
+        self._moved[id(tensor)] = tensor, moved  # the source stays alive, so its id stays its own
+        return moved
+
+    def outgoing(self, stage: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Values that left `stage`, and their gradients, summed over the stages they went to."""
+        sources: dict[int, torch.Tensor] = {}
+        grads: dict[int, torch.Tensor] = {}
+        for later in reversed(range(stage + 1, len(self._devices))):
+            for edge in self.edges[later]:
+                if edge.origin != stage or edge.arrived.grad is None:
+                    continue
+                grad = edge.arrived.grad.to(self._devices[stage])
+                key = id(edge.source)
+                sources[key] = edge.source
+                grads[key] = grads[key] + grad if key in grads else grad
+        return list(sources.values()), [grads[key] for key in sources]
+
+
+class _Relocate(TorchFunctionMode):
+    """Gives every torch function its tensors on the run's current device."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._run = run
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        run = self._run
+        if run.stage == 0 or func in _ASKS or getattr(func, "__name__", "") == "__get__":
+            return func(*args, **kwargs)
+        device = run.device
+        if args and _elsewhere(args[0], device) and _writes_first(func):
+            raise CannotCut(
+                f"{func.__name__} changes in place a tensor that an earlier stage made; write it "
+                f"without changing in place, or cut elsewhere (stage {run.stage} began before)"
+            )
+        args = tuple(_moved(value, run, device) for value in args)
+        kwargs = {key: _moved(value, run, device) for key, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+def _elsewhere(value: Any, device: torch.device) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.device.type == device.type
+        and value.device != device
+    )
+
+
+def _writes_first(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    if name in ("__setitem__",):
+        return True
+    return name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+
+
+def _moved(value: Any, run: Run, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return run.here(value) if _elsewhere(value, device) else value
+    if isinstance(value, (list, tuple)) and any(
+        isinstance(v, (torch.Tensor, list, tuple)) for v in value
+    ):
+        items = [_moved(v, run, device) for v in value]
+        if isinstance(value, list):
+            return items
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value

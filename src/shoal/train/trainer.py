@@ -1,0 +1,505 @@
+"""A training step over all groups: the part of `fit` that a hand-written loop uses."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+
+from shoal.errors import DeviceLostError
+from shoal.train import batches, devices, shares
+from shoal.train.board import COMMIT, Board
+from shoal.train.build import Builder
+from shoal.train.errors import GroupLostError, NotFiniteError, TrainError
+from shoal.train.exchange import BUCKET_BYTES, Exchange
+from shoal.train.groups import WorkerGroup, WorkerGroups
+from shoal.train.replicas import (
+    Objective,
+    Part,
+    Replica,
+    StepContext,
+    adopt_hyperparameters,
+    copy_replica,
+    hyperparameters,
+    place,
+    take_over,
+)
+from shoal.train.timeline import Timeline
+
+STEP_TIMEOUT_S = 600.0
+LOOK_EVERY_S = 0.1  # how often a wait looks whether the group is lost
+MEASURES_KEPT = 4  # steps after which a time that is still unknown is given up
+Autocast = torch.dtype | None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a step did."""
+
+    number: int
+    samples: int
+    shares: tuple[int, ...]  # samples of each group
+    loss: float  # mean over the samples; NaN where nan="ignore" left it unread
+    skipped: bool = False  # the loss was not finite and nan="skip"
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A batch whose parts are on their way to the devices."""
+
+    batch: Any  # in host memory: kept until the step is done, for a group may be lost
+    samples: int
+    counts: tuple[int, ...] = ()
+    parts: list[list[Part]] = field(default_factory=list)
+    groups: tuple[int, ...] = ()  # the groups that it was divided for
+
+
+class Trainer:
+    """Trains a model over worker groups; the loop, the data and the optimizer are yours.
+
+    The model and the optimizer are used as they are: they are moved to the first group's devices,
+    the other groups get copies. `close()`, or leaving the `with` block, brings the model back.
+
+    Args:
+        model: on any device, with its parameters in `optimizer`.
+        loss: `loss(output, target)`, the mean over the samples; None if the model returns its own.
+        optimizer: any torch optimizer whose `step()` needs no closure.
+        groups: from `worker_groups`, or what its first argument takes.
+        micro_batches: pieces that a group computes one after another: gradient accumulation on one
+            device, the pipeline's pieces on several (default there: 4 for each stage).
+        schedule: "1f1b" or "gpipe".
+        clip_norm: the largest norm of all gradients together.
+        autocast: `torch.bfloat16` for mixed precision.
+        weigh: what a part of a batch counts in the mean, by default its samples. For losses that
+            are means over something else: `weigh=lambda batch: batch["attention_mask"].sum()`.
+        nan: "raise" before the weights change, "skip" the step, or "ignore" (the loss is not read).
+        on_lost: "stop" raises when a group is lost; "continue" does the step again with the others.
+        balance: whether groups get as many samples as makes them finish together.
+        batch_limits: the most samples that each group can hold, if memory limits them.
+
+    >>> with shoal.train.worker_groups(2) as groups:
+    ...     with shoal.train.Trainer(model, F.cross_entropy, optimizer, groups) as trainer:
+    ...         for batch in loader:
+    ...             print(trainer.step(batch).loss)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: batches.Loss | None,
+        optimizer: Optimizer,
+        groups: WorkerGroups,
+        *,
+        micro_batches: int | None = None,
+        schedule: str = "1f1b",
+        clip_norm: float | None = None,
+        autocast: Autocast = None,
+        weigh: Callable[[Any], Any] | None = None,
+        nan: Literal["raise", "skip", "ignore"] = "raise",
+        on_lost: Literal["stop", "continue"] = "stop",
+        balance: bool = True,
+        batch_limits: Sequence[int | None] | None = None,
+        bucket_bytes: int = BUCKET_BYTES,
+        step_timeout_s: float = STEP_TIMEOUT_S,
+        tell: Callable[[Any], None] = print,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.groups = groups
+        self.steps = 0
+        self.lost: list[GroupLostError] = []
+        self.timeline = Timeline()
+        self._objective = Objective(loss, autocast)
+        self._builder = Builder(micro_batches, schedule, tell)
+        self._clip_norm = clip_norm
+        self._weigh = weigh or batches.size
+        self._nan = nan
+        self._on_lost = on_lost
+        self._balance = balance
+        self._limits = tuple(batch_limits) if batch_limits is not None else None
+        self._bucket_bytes = bucket_bytes
+        self._timeout_s = step_timeout_s
+        self._homes = {n: t.device for n, t in [*model.named_parameters(), *model.named_buffers()]}
+        self._replicas: list[Replica] = []
+        self._exchange: Exchange | None = None
+        self._divider = shares.Divider(1)
+        # Steps whose times are not known yet: shares and times by group.
+        self._measured: dict[int, tuple[tuple[int, ...], list[float | None]]] = {}
+        self._dividing = threading.Lock()
+        self._board = Board()
+        self._forget: Callable[[], None] = _nothing
+
+    # --- a step ---
+
+    def step(self, batch: Any) -> Step:
+        """Trains on one batch; all groups have computed it when this returns."""
+        ready = batch if isinstance(batch, Prepared) else self.prepare(batch)
+        self.build(ready.batch)
+        while True:
+            try:
+                return self._attempt(ready)
+            except GroupLostError as error:
+                self.lost.append(error)
+                if self._on_lost == "stop" or len(self._replicas) == 1:
+                    raise
+                self._drop(error.group)
+
+    def prepare(self, batch: Any) -> Prepared:
+        """Divides a batch and sends its parts to the groups' devices, ahead of its step. May run in
+        a thread of its own: `shoal.train.Feed(loader, trainer.prepare)`."""
+        batch = batches.as_tensors(batch)
+        ready = Prepared(batch, batches.size(batch))
+        replicas = list(self._replicas)
+        if replicas:  # before the first step there is nothing to send to
+            self._share_out(ready, replicas)
+            for replica, parts in zip(replicas, ready.parts, strict=True):
+                device = replica.used_members[0].device
+                parts[:] = [Part(batches.to_device(p.batch, device), p.weight) for p in parts]
+        return ready
+
+    def _share_out(self, ready: Prepared, replicas: Sequence[Replica]) -> None:
+        ready.counts = self._divide(ready.samples)
+        ready.parts = self._parts(ready.batch, ready.counts, replicas)
+        ready.groups = tuple(replica.group.index for replica in replicas)
+
+    def build(self, batch: Any) -> None:
+        """Puts the model on the groups' devices; the first step does this. A batch is needed to see
+        where the model can be cut."""
+        if self._replicas:
+            return
+        self._replicas = self._builder.build(
+            self.model, self.optimizer, self.groups, self._objective, self.timeline, batch
+        )
+        has_norm = any(isinstance(m, _BatchNorm) for m in self.model.modules())
+        least = 2 if has_norm else 0
+        self._connect(shares.Divider(len(self._replicas), self._limits, least=least))
+        self._forget = self.groups.on_trouble(self._on_trouble)
+
+    def _connect(self, divider: shares.Divider) -> None:
+        self._divider = divider
+        self._exchange = Exchange(
+            [replica.parameters for replica in self._replicas], self.timeline, self._bucket_bytes
+        )
+
+    def _attempt(self, ready: Prepared) -> Step:
+        self._learn()
+        if ready.groups != tuple(replica.group.index for replica in self._replicas):
+            self._share_out(ready, self._replicas)
+        counts, parts = ready.counts, ready.parts
+        number = self.steps
+        board = self._board = Board()
+        for replica in self._replicas:
+            if replica.group.lost is not None:
+                raise replica.group.error(DeviceLostError(replica.group.lost), number)
+        assert self._exchange is not None
+        self._exchange.begin(board, number, [i for i, n in enumerate(counts) if n > 0])
+        settings = hyperparameters(self._replicas[0].optimizer)
+        futures = []
+        for slot, replica in enumerate(self._replicas):
+            context = StepContext(number, slot, board, self._exchange, self._timeout_s)
+            work = partial(self._work, replica, parts[slot], context, settings)
+            futures.append(replica.group.call(work))
+        try:
+            for slot, replica in enumerate(self._replicas):
+                what = f"{replica.group} in step {number}"
+                board.wait(("ready", slot), what, self._timeout_s)
+        except BaseException as error:
+            board.fail(-1, error)
+            raise self._failure(board, futures, number) from None
+        loss = self._loss(futures, board, number)
+        skipped = not math.isfinite(loss) and self._nan == "skip"
+        if skipped:
+            board.mark("skip")
+        if not board.commit():
+            raise self._failure(board, futures, number)
+        self.steps += 1
+        self._measured[number] = counts, [None] * len(counts)
+        self._finish(futures, number)
+        return Step(number, ready.samples, counts, loss, skipped)
+
+    def _work(
+        self,
+        replica: Replica,
+        parts: Sequence[Part],
+        context: StepContext,
+        settings: Sequence[dict[str, Any]],
+        _: WorkerGroup,
+    ) -> None:
+        """A step of one group, in its thread: compute, exchange, and after the commit, update."""
+        board, slot = context.board, context.slot
+        try:
+            losses = replica.forward_backward(parts, context) if parts else []
+            context.exchange.flush(slot)
+            context.exchange.wait(slot, self._timeout_s)
+            if self._nan != "ignore":
+                board.put("loss", slot, math.fsum(loss.item() * w for loss, w in losses))
+            board.mark(("ready", slot))
+            board.wait(COMMIT, "the other groups", self._timeout_s)
+            if not board.is_marked("skip"):
+                if slot > 0:
+                    adopt_hyperparameters(replica.optimizer, settings)
+                if self._clip_norm is not None:
+                    nn.utils.clip_grad_norm_(replica.parameters, self._clip_norm)
+                replica.optimizer.step()
+            replica.optimizer.zero_grad(set_to_none=True)
+        except BaseException as error:
+            board.fail(replica.group.index, error)
+            raise
+
+    def _loss(self, futures: Sequence[Future[Any]], board: Board, number: int) -> float:
+        """The batch's loss. Not finite: raises before any weight has changed."""
+        if self._nan == "ignore":
+            return math.nan
+        values = board.values("loss")
+        loss = math.fsum(values[slot] for slot in sorted(values))
+        if math.isfinite(loss) or self._nan == "skip":
+            return loss
+        slot = next((s for s, v in sorted(values.items()) if not math.isfinite(v)), 0)
+        group = self._replicas[slot].group
+        error = NotFiniteError(
+            f"the loss is {values[slot]} in group {group.index} "
+            f"({', '.join(map(str, group.members))}), step {number}. The weights are those before "
+            'this step. Look at the batch and the learning rate, or pass nan="skip"'
+        )
+        board.fail(group.index, error)
+        _settle(futures, self._timeout_s)
+        self._clear_gradients()
+        raise error
+
+    def _divide(self, samples: int) -> tuple[int, ...]:
+        with self._dividing:
+            divider = self._divider
+            if not self._balance:
+                return shares.divide(samples, [shares.CostFit()] * divider.groups, divider.limits)
+            return divider.shares(samples)
+
+    def _learn(self) -> None:
+        """Takes in the groups' times of steps that are known by now."""
+        for number, (counts, times) in list(self._measured.items()):
+            for slot, replica in enumerate(self._replicas):
+                if times[slot] is None and counts[slot] > 0:
+                    times[slot] = replica.seconds(number)
+            whole = all(t is not None for t, n in zip(times, counts, strict=True) if n > 0)
+            if whole or number < self.steps - MEASURES_KEPT:
+                del self._measured[number]
+                with self._dividing:
+                    self._divider.observe(counts, times)
+
+    def _parts(
+        self, batch: Any, counts: Sequence[int], replicas: Sequence[Replica]
+    ) -> list[list[Part]]:
+        """Micro-batches of each group with their weights in the whole batch."""
+        pieces: list[list[Any]] = []
+        for part, count, replica in zip(
+            batches.split(batch, counts), counts, replicas, strict=True
+        ):
+            sizes = shares.chunk_sizes(count, self._builder.micro_batches_for(replica.stages))
+            pieces.append(batches.split(part, sizes))
+        measures = [float(self._weigh(piece)) for group in pieces for piece in group]
+        try:
+            weights = iter(shares.weights(measures))
+        except ValueError:
+            raise TrainError(f"weigh=… says that this batch counts {sum(measures)}") from None
+        return [[Part(piece, next(weights)) for piece in group] for group in pieces]
+
+    # --- what goes wrong ---
+
+    def _on_trouble(self, group: WorkerGroup, why: str) -> None:
+        self._board.fail(group.index, DeviceLostError(why))
+
+    def _failure(self, board: Board, futures: Sequence[Future[Any]], number: int) -> BaseException:
+        """The step failed: waits until the groups have let go, and says whose fault it was."""
+        assert board.failure is not None
+        cause = board.failure.error
+        if board.failure.group < 0:  # this thread itself was interrupted, or waited too long
+            _settle(futures, self._timeout_s)
+            return cause
+        culprit = self._culprit(board.failure.group, cause)
+        alive = [
+            f
+            for replica, f in zip(self._replicas, futures, strict=True)
+            if replica.group is not culprit
+        ]
+        _settle(alive, self._timeout_s)
+        error = culprit.error(cause, number)
+        self._clear_gradients(without=culprit if isinstance(error, GroupLostError) else None)
+        return error
+
+    def _culprit(self, index: int, cause: BaseException) -> WorkerGroup:
+        """The group whose device is gone; a copy that failed may have been another's."""
+        groups = [replica.group for replica in self._replicas]
+        failed = next((g for g in groups if g.index == index), groups[0])
+        if not isinstance(cause, DeviceLostError) or failed.lost is not None:
+            return failed
+        gone = [g for g in groups if g.lost is not None]
+        if not gone:
+            gone = [g for g in groups if any(devices.is_lost(d) for d in g.devices)]
+        if not gone:
+            return failed
+        gone[0].lost = gone[0].lost or str(cause)
+        return gone[0]
+
+    def _finish(self, futures: Sequence[Future[Any]], number: int) -> None:
+        """Waits until all groups have issued their updates; from then on lr may change. A group that
+        is lost now has missed nothing that the others need."""
+        for replica, future in list(zip(self._replicas, futures, strict=True)):
+            try:
+                self._wait_update(replica, future)
+            except DeviceLostError as error:
+                self._forgo(replica, error, number)
+            except Exception as error:
+                raise replica.group.error(error, number) from error
+
+    def _wait_update(self, replica: Replica, future: Future[Any]) -> None:
+        until = time.monotonic() + self._timeout_s
+        while not future.done():
+            if replica.group.lost is not None:  # known before the device itself gives up
+                raise DeviceLostError(replica.group.lost)
+            if time.monotonic() > until:
+                raise TrainError(f"waited {self._timeout_s:g} s for the update of {replica.group}")
+            wait([future], LOOK_EVERY_S)
+        future.result()
+
+    def _forgo(self, replica: Replica, error: DeviceLostError, number: int) -> None:
+        lost = replica.group.error(error, number)
+        assert isinstance(lost, GroupLostError)
+        self.lost.append(lost)
+        if self._on_lost == "stop" or len(self._replicas) == 1:
+            raise lost from error
+        self._drop(replica.group.index)
+
+    def drop(self, index: int) -> bool:
+        """Gives a group up. The model and optimizer then hold what the others hold; False if there
+        are no others."""
+        if len(self._replicas) < 2 or all(r.group.index != index for r in self._replicas):
+            return False
+        self._drop(index)
+        return True
+
+    def _drop(self, index: int) -> None:
+        """Goes on without a group. The user's own model moves in with a survivor if need be."""
+        slot = next(i for i, r in enumerate(self._replicas) if r.group.index == index)
+        lost = self._replicas.pop(slot)
+        if self._exchange is not None:
+            self._exchange.close(wait=False)  # its threads may still wait for the lost device
+        lost.close()
+        if slot == 0:
+            self._replicas[0] = take_over(lost, self._replicas[0])
+        self._measured.clear()
+        self._connect(self._divider.without(slot))
+
+    def _clear_gradients(self, without: WorkerGroup | None = None) -> None:
+        for replica in self._replicas:
+            if replica.group is not without:
+                replica.optimizer.zero_grad(set_to_none=True)
+
+    # --- beside the steps ---
+
+    def evaluate(self, batch: Any) -> float:
+        """The loss of a batch without training; the groups share it. The model is in eval mode."""
+        batch = batches.as_tensors(batch)
+        samples = batches.size(batch)
+        self.build(batch)
+        counts = shares.divide(samples, self._divider.fits)
+        pieces = batches.split(batch, counts)
+        measures = [
+            float(self._weigh(p)) if n else 0.0 for p, n in zip(pieces, counts, strict=True)
+        ]
+
+        def work(replica: Replica, piece: Any, _: WorkerGroup) -> float:
+            modes = [m.training for m in replica.model.modules()]
+            replica.model.eval()
+            try:
+                return replica.evaluate(piece, Board(), self._timeout_s).item()
+            finally:
+                for module, mode in zip(replica.model.modules(), modes, strict=True):
+                    module.training = mode
+
+        futures = [
+            (m, r.group, r.group.call(partial(work, r, p)))
+            for m, r, p in zip(measures, self._replicas, pieces, strict=True)
+            if m > 0
+        ]
+        total = 0.0
+        for measure, group, future in futures:
+            try:
+                total += measure * future.result(self._timeout_s)
+            except Exception as error:
+                raise group.error(error, self.steps) from error
+        return total / sum(measures)
+
+    def synchronize(self) -> None:
+        """Waits until every group has done everything so far; raises what went wrong."""
+        for replica in self._replicas:
+            for member in replica.used_members:
+                try:
+                    devices.synchronize(member.device)
+                except Exception as error:
+                    raise replica.group.error(error, self.steps) from error
+
+    def spread(self) -> None:
+        """Gives all groups the weights and optimizer state of the first, after they were loaded."""
+        for replica in self._replicas[1:]:
+            copy_replica(self._replicas[0], replica)
+
+    @property
+    def layout(self) -> list[list[str]]:
+        """The names of the devices of each group, in the order of its stages."""
+        return [[m.name for m in replica.used_members] for replica in self._replicas]
+
+    def close(self) -> None:
+        """Ends the training: the model goes back to where it was before."""
+        self._forget()
+        replicas, self._replicas = self._replicas, []
+        if not replicas:
+            return
+        failure: BaseException | None = None
+        try:
+            place(self.model, self.optimizer, lambda name: self._homes[name])
+        except DeviceLostError as error:
+            failure = error
+        if self._exchange is not None:
+            self._exchange.close(wait=not self.lost)
+        for replica in replicas:
+            replica.close()
+        if failure is not None and not self.lost:
+            raise failure
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except DeviceLostError:
+            if error is None:
+                raise
+
+
+def _nothing() -> None:
+    """Before there are groups to listen to."""
+
+
+def _settle(futures: Sequence[Future[Any]], timeout_s: float) -> None:
+    """Waits until work that was told to stop has stopped."""
+    for future in futures:
+        try:
+            future.exception(timeout_s)
+        except TimeoutError:
+            raise TrainError(f"a group did not stop within {timeout_s:g} s") from None

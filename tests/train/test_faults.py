@@ -1,0 +1,178 @@
+"""What breaks during training is named, or survived as documented; never a hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import shoal
+import shoal.train
+from tests.train import models
+from tests.train.models import KINDS, largest_difference, made, one_device
+from tests.train.test_equal_results import sgd
+
+SAMPLES = 12
+NAMED_WITHIN_S = 5.0  # the promise is 1 s; a busy machine must not fail the test
+
+
+@pytest.fixture
+def mortal(pool: shoal.Pool) -> Iterator[shoal.Lease]:
+    """A lease whose workers the test may break: the pool makes new ones for the next."""
+    with shoal.connect(pool.url, devices=3) as lease:
+        yield lease
+
+
+class Killer(nn.Module):
+    """Sends a signal to a worker in the middle of the first group's forward pass."""
+
+    def __init__(self, pid: int, at: int, which: int) -> None:
+        super().__init__()
+        self.pid, self.at, self.signal, self.calls = pid, at, which, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls == self.at:
+            os.kill(self.pid, self.signal)
+        return x
+
+
+def with_killer(pid: int, at: int, which: int = signal.SIGKILL) -> nn.Module:
+    model = made("gpt")
+    model.blocks.insert(2, Killer(pid, at, which))  # type: ignore[operator, union-attr]
+    return model
+
+
+def train(trainer: shoal.train.Trainer, steps: int) -> list[shoal.train.Step]:
+    return [trainer.step(models.tokens(step, SAMPLES)) for step in range(steps)]
+
+
+def train_until(trainer: shoal.train.Trainer, deadline: float) -> None:
+    while time.monotonic() < deadline:
+        trainer.step(models.tokens(9, SAMPLES))
+
+
+@pytest.mark.parametrize("which", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("layout", "victim", "group"),
+    [({"groups": 2}, 1, 1), ({"groups": 2}, 0, 0), ({"groups": [[0], [1, 2]]}, 2, 1)],
+)
+def test_a_lost_worker_is_named(
+    mortal: shoal.Lease, layout: dict[str, Any], victim: int, group: int, which: signal.Signals
+) -> None:
+    model = made("gpt")
+    with shoal.train.worker_groups(**layout) as groups:
+        with shoal.train.Trainer(model, models.token_loss, sgd(model), groups) as trainer:
+            train(trainer, 2)
+            os.kill(mortal.worker_pids[victim], which)
+            start = time.monotonic()
+            with pytest.raises(shoal.train.GroupLostError) as raised:
+                train_until(trainer, start + NAMED_WITHIN_S)
+    assert raised.value.group == group
+    assert raised.value.step is not None
+    assert raised.value.step >= 2
+    assert f"cpu/{victim}" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("victim", "which"), [(0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGSTOP)]
+)
+def test_training_goes_on_with_the_others(
+    mortal: shoal.Lease, victim: int, which: signal.Signals
+) -> None:
+    """Also when the lost group held the user's own model. The result is as if nothing happened."""
+    expected, reference = one_device("gpt", SAMPLES, 6, optimizer=sgd)
+    model = with_killer(mortal.worker_pids[victim], at=3, which=which)
+    with shoal.train.worker_groups(3) as groups:
+        with shoal.train.Trainer(
+            model, models.token_loss, sgd(model), groups, on_lost="continue"
+        ) as trainer:
+            steps = train(trainer, 6)
+            assert len(trainer.layout) == 2
+    assert [e.group for e in trainer.lost] == [victim]
+    assert [sum(s.shares) for s in steps] == [SAMPLES] * 6
+    assert len(steps[-1].shares) == 2
+    assert [s.loss for s in steps] == pytest.approx(expected, abs=1e-5)
+    assert largest_difference(model, reference) < 1e-5
+
+
+@pytest.mark.usefixtures("lease")
+class TestWithoutLoss:
+    def test_a_nan_is_named_before_it_reaches_the_weights(self) -> None:
+        model, twin = made("cnn"), made("cnn")
+        x, y = models.pictures(0, SAMPLES)
+        x[7] = float("nan")
+        with shoal.train.worker_groups(2) as groups:
+            with shoal.train.Trainer(model, KINDS["cnn"][1], sgd(model), groups) as trainer:
+                with pytest.raises(shoal.train.NotFiniteError, match=r"nan in group 1.*step 0"):
+                    trainer.step((x, y))
+                assert trainer.step(models.pictures(1, SAMPLES)).number == 0
+        assert all(p.isfinite().all() for p in model.parameters())
+        assert largest_difference(model, twin) > 0  # the good batch did train
+
+    def test_a_nan_can_be_skipped(self) -> None:
+        model, twin = made("gpt"), made("gpt")
+
+        def loss(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return models.token_loss(logits, target) * float("inf")
+
+        with shoal.train.worker_groups(2) as groups:
+            with shoal.train.Trainer(model, loss, sgd(model), groups, nan="skip") as trainer:
+                assert all(step.skipped for step in train(trainer, 2))
+        assert largest_difference(model, twin) == 0
+
+    @pytest.mark.parametrize(
+        ("batch", "text"),
+        [
+            ((torch.zeros(4, 3, 8, 8), torch.zeros(5, dtype=torch.long)), "different numbers"),
+            ((torch.zeros(0, 3, 8, 8), torch.zeros(0, dtype=torch.long)), "no samples"),
+            ((torch.zeros(4, 3, 8, 8),), r"\(inputs, target\)"),
+            ("text", "first dimension counts samples; this one is str"),
+            ((torch.zeros(4, 3, 8, 8), torch.full((4,), 77)), "group 0.*step 0"),
+            (
+                (torch.zeros(4, 2, 8, 8), torch.zeros(4, dtype=torch.long)),
+                "group 0.*step 0.*3 chan",
+            ),
+        ],
+    )
+    def test_a_malformed_batch_is_refused_and_the_next_one_trains(
+        self, batch: Any, text: str
+    ) -> None:
+        model = made("cnn")
+        with shoal.train.worker_groups(1) as groups:
+            with shoal.train.Trainer(model, KINDS["cnn"][1], sgd(model), groups) as trainer:
+                with pytest.raises((shoal.train.TrainError, IndexError), match=text):
+                    trainer.step(batch)
+                assert trainer.step(models.pictures(0, 6)).loss > 0
+
+    @pytest.mark.parametrize("devices", [1, 2])
+    def test_an_error_in_the_model_names_group_device_and_step(self, devices: int) -> None:
+        model = with_killer(os.getpid(), at=10**9)
+
+        def loss(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            raise KeyError("oops")
+
+        with shoal.train.worker_groups(1, devices) as groups:
+            with shoal.train.Trainer(model, loss, sgd(model), groups) as trainer:
+                with pytest.raises((shoal.train.GroupError, KeyError), match="oops"):
+                    trainer.step(models.tokens(0, SAMPLES))
+
+    def test_what_cannot_be_cut_says_where_it_could_be(self) -> None:
+        model = nn.Sequential(nn.Linear(2, 2))
+        with shoal.train.worker_groups(1, devices=2) as groups:
+            with shoal.train.Trainer(model, nn.functional.mse_loss, sgd(model), groups) as trainer:
+                with pytest.raises(shoal.train.CannotCut, match=r"shoal\.train\.cut\('name'\)"):
+                    trainer.step((torch.ones(8, 2), torch.ones(8, 2)))
+
+    def test_groups_that_do_not_exist(self) -> None:
+        for wrong in ({"groups": [[0], [0]]}, {"groups": [[]]}, {"groups": 0}, {"groups": "many"}):
+            with pytest.raises(shoal.train.TrainError):
+                shoal.train.worker_groups(**wrong)  # type: ignore[arg-type]
+        with pytest.raises(shoal.LeaseError, match="devices=9"):
+            shoal.train.worker_groups(9)

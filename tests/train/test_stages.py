@@ -1,0 +1,177 @@
+"""Cutting models: their code as it is, wherever every forward pass comes by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import shoal
+import shoal.train
+from shoal.train.profile import candidates
+from tests.train.models import largest_difference
+from tests.train.test_equal_results import sgd
+
+pytestmark = pytest.mark.usefixtures("lease")
+
+
+class Unet(nn.Module):
+    """Skips from the first half to the second, of which one is a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down1, self.down2 = nn.Linear(4, 6), nn.Linear(6, 8)
+        self.middle = nn.Linear(8, 8)
+        self.up2, self.up1 = nn.Linear(16, 6), nn.Linear(12, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a = torch.relu(self.down1(x))
+        b = torch.tanh(self.down2(a))
+        y = self.middle(b)
+        y = torch.tanh(self.up2(torch.cat([y, b], dim=-1)))
+        y = y + a.mean(dim=-1, keepdim=True)
+        return self.up1(torch.cat((y, a), dim=-1))
+
+
+class Marked(nn.Module):
+    """No modules to cut at, but a mark."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.w2 = (nn.Parameter(torch.randn(4, 4)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(x @ self.w1)
+        shoal.train.cut("second half")
+        return x @ self.w2 + x
+
+
+class Repeated(nn.Module):
+    """A module that is called twice cannot begin a stage, its neighbours can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.twice, self.last = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.twice(torch.tanh(self.twice(self.first(x))))))
+
+
+def trained(model: nn.Module, devices: int, **options: Any) -> list[list[str]]:
+    with shoal.train.worker_groups(1, devices) as groups:
+        with shoal.train.Trainer(model, F.mse_loss, sgd(model), groups, **options) as trainer:
+            for step in range(3):
+                trainer.step(batch(step))
+            return trainer.layout
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(step)
+    return torch.randn(12, 4, generator=g), torch.randn(12, 4, generator=g)
+
+
+@pytest.mark.parametrize(("kind", "devices"), [(Unet, 2), (Unet, 3), (Marked, 2), (Repeated, 2)])
+def test_any_forward_can_be_cut(kind: type[nn.Module], devices: int) -> None:
+    torch.manual_seed(0)
+    model, reference = kind(), kind()
+    reference.load_state_dict(model.state_dict())
+    optimizer = sgd(reference)
+    layout = trained(model, devices, micro_batches=3)
+    assert len(layout[0]) == devices
+    for step in range(3):
+        x, y = batch(step)
+        F.mse_loss(reference(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert largest_difference(model, reference) < 1e-5
+
+
+def test_units_are_the_blocks_of_the_outermost_lists() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Sequential(nn.Linear(1, 1), nn.Sequential(nn.ReLU(), nn.Tanh()))
+            self.inner = nn.Module()
+            self.inner.blocks = nn.ModuleList(nn.TransformerEncoderLayer(4, 1) for _ in range(2))
+            self.head = nn.Linear(1, 1)
+
+    names = ["stem.0", "stem.1.0", "stem.1.1", "inner.blocks.0", "inner.blocks.1", "head"]
+    assert candidates(Outer()) == names
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_hugging_face_models_as_they_come(name: str) -> None:
+    import transformers
+
+    torch.manual_seed(0)
+
+    def made() -> nn.Module:
+        if name == "gpt2":
+            config = transformers.GPT2Config(
+                vocab_size=31, n_embd=16, n_layer=3, n_head=2, n_positions=16, resid_pdrop=0,
+                embd_pdrop=0, attn_pdrop=0, bos_token_id=1, eos_token_id=2,
+            )  # fmt: skip
+            return transformers.GPT2LMHeadModel(config)
+        config = transformers.LlamaConfig(
+            vocab_size=31, hidden_size=16, intermediate_size=32, num_hidden_layers=3,
+            num_attention_heads=2, max_position_embeddings=16,
+        )  # fmt: skip
+        return transformers.LlamaForCausalLM(config)
+
+    model, reference = made(), made()
+    reference.load_state_dict(model.state_dict())
+    optimizer = sgd(reference)
+    ids = torch.randint(31, (8, 10))
+    data = {"input_ids": ids, "labels": ids}
+    losses = []
+    with shoal.train.worker_groups(2, devices=2) as groups:
+        with shoal.train.Trainer(model, None, sgd(model), groups, micro_batches=2) as trainer:
+            losses = [trainer.step(data).loss for _ in range(3)]
+    for loss in losses:
+        expected = reference(**data).loss
+        assert loss == pytest.approx(expected.item(), abs=1e-5)
+        expected.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert largest_difference(model, reference) < 1e-5
+
+
+class Changes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.a(x)
+        z = self.b(y)
+        y.add_(1)
+        return y + z
+
+
+class Sometimes(nn.Module):
+    """Leaves a block out when the sum of a batch is large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.leave_out = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a(x) if self.leave_out else self.b(self.a(x))
+
+
+def test_what_would_be_computed_wrong_is_refused() -> None:
+    with pytest.raises(shoal.train.GroupError, match=r"add_ changes in place.*step|step.*add_"):
+        trained(Changes(), 2)
+    model = Sometimes()
+    with shoal.train.worker_groups(1, 2) as groups:
+        with shoal.train.Trainer(model, F.mse_loss, sgd(model), groups) as trainer:
+            trainer.step(batch(0))
+            model.leave_out = True
+            with pytest.raises(shoal.train.GroupError, match="without reaching 'b'"):
+                trainer.step(batch(0))
+            model.leave_out = False
+            assert trainer.step(batch(0)).loss > 0
