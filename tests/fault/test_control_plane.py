@@ -203,8 +203,9 @@ def check_ledger(pool: StandingPool) -> None:
     for device in found.devices:
         granted = sum(s.granted_bytes for s in found.sessions if s.device == device.number)
         assert granted <= device.memory_bytes
-    sessions = [s.session for s in found.sessions]
-    assert len(sessions) == len(set(sessions))
+    parts = [s.part for s in found.sessions]
+    assert len(parts) == len(set(parts))
+    assert len({s.session for s in found.sessions}) == len({s.lease for s in found.sessions})
     for server in pool.server_pids():
         assert len([w for w in processes.children(server) if processes.alive(w)]) * 20 <= 64
 

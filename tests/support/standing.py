@@ -107,12 +107,19 @@ class StandingPool:
 
     @property
     def agent_pid(self) -> int:
-        (found,) = [
-            p
-            for p in processes.children(self.process.pid)
-            if "shoal.pool.agent_process" in processes.command(p) and processes.alive(p)
-        ]
-        return found
+        """Waits for it: one that has just died is started again."""
+        found: list[int] = []
+
+        def running() -> bool:
+            found[:] = [
+                p
+                for p in processes.children(self.process.pid)
+                if "shoal.pool.agent_process" in processes.command(p) and processes.alive(p)
+            ]
+            return len(found) == 1
+
+        wait_until(running, 10, "the pool has an agent")
+        return found[0]
 
     def server_pids(self) -> list[int]:
         return [
