@@ -12,8 +12,8 @@ namespace shoal::worker {
 namespace {
 
 constexpr uint64_t kSegmentBytesMin = 16 * 1024;  // smaller ones stay: moving them frees nothing
-constexpr uint64_t kReservePart = 16;             // of the limit, kept free for the next results
 constexpr double kCleanFactor = 2.0;  // how much nearer a next use may be without a write
+constexpr size_t kLookMax = 256;      // coming uses that are looked at for each message
 constexpr size_t kAheadMax = 4;       // copies that wait for the copier
 
 }  // namespace
@@ -262,29 +262,40 @@ void Pager::between(uint64_t sequence) {
   now_ = sequence;
   if (!active_ || copier_ == nullptr || lookahead_ == nullptr) return;
   lookahead_->advance(sequence);
-  if (!leaving_.empty()) settle(/*wait=*/false);
-  const uint64_t reserve = options_.limit_bytes / kReservePart;
+  try {
+    if (!leaving_.empty()) settle(/*wait=*/false);
+    keepReserve();
+    prefetch(sequence);
+  } catch (const c10::Error&) {
+    // Swap space cannot be written. Whoever really needs the room will say so.
+  }
+}
+
+// Room for the next results is made before they ask for it.
+void Pager::keepReserve() {
   uint64_t leaving = 0;
   for (const Leaving& one : leaving_) leaving += one.job->bytes;
-  // Room for the next results is made before they ask for it.
-  while (arena_.roomBytes() + leaving < reserve && copier_->waiting() < kAheadMax) {
+  while (arena_.roomBytes() + leaving < reserveBytes() && copier_->waiting() < kAheadMax) {
     Segment* segment = victim(1.0);
     if (segment == nullptr) break;
     const uint64_t bytes = segment->bytes;
     if (!evict(*segment, /*wait=*/false)) break;
     leaving += bytes;
   }
-  // What is used next comes first, and never in the place of something that is used sooner.
+}
+
+// What is used next comes first, and never in the place of something that is used sooner.
+void Pager::prefetch(uint64_t sequence) {
   if (swapped_.empty()) return;
-  uint64_t seen = 0;
+  size_t seen = 0;
   for (const auto& [when, slot] : lookahead_->order()) {
-    if (copier_->waiting() >= kAheadMax || ++seen > 256) return;
+    if (copier_->waiting() >= kAheadMax || ++seen > kLookMax) return;
     const auto found = swapped_.find(slot);
     if (found == swapped_.end() || when <= sequence) continue;
     Segment& segment = *found->second;
     const Lookahead::Event* next = lookahead_->next(slot);
     if (next == nullptr || next->frees || next->sequence != when) continue;
-    if (arena_.roomBytes() < segment.bytes + reserve / 2) {
+    if (arena_.roomBytes() < segment.bytes + reserveBytes() / 2) {
       Segment* last = victim(static_cast<double>(when - sequence) * kCleanFactor);
       if (last == nullptr || !evict(*last, /*wait=*/false)) return;
       if (arena_.roomBytes() < segment.bytes) return;  // it is on its way out

@@ -86,6 +86,8 @@ class Pager {
   std::function<void(Segment&)> moved;
 
  private:
+  static constexpr uint64_t kReservePart = 16;  // of the limit, kept free for the next results
+
   struct Leaving {  // memory on its way to swap space
     c10::Storage storage;
     std::shared_ptr<CopyJob> job;
@@ -96,6 +98,9 @@ class Pager {
   bool evict(Segment& segment, bool wait);
   void settle(bool wait);
   bool settleIncoming();
+  void keepReserve();
+  void prefetch(uint64_t sequence);
+  uint64_t reserveBytes() const { return options_.limit_bytes / kReservePart; }
   bool takeBackCopies(uint64_t bytes);
   void writeBack(Segment& segment, bool wait);
   void bringIn(Segment& segment, bool ahead);

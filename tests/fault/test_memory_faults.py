@@ -1,0 +1,99 @@
+"""What goes wrong beneath the memory of a lease is named, and stays there."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+import shoal
+from tests.support import processes, programs
+from tests.support.waiting import wait_until
+
+MiB = 2**20
+SMALL = "cpu,memory=8MiB,host=0,disk=64MiB,threads=1"
+
+
+def fill(count: int) -> list[torch.Tensor]:
+    """More than the device holds: the rest has to go to disk."""
+    return [torch.full((MiB,), float(i), device="shoal") for i in range(count)]
+
+
+def test_a_spill_directory_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    monkeypatch.setenv("SHOAL_SPILL_DIR", str(gone))
+    with shoal.up([SMALL]) as pool, shoal.connect(pool.url):
+        kept = torch.ones(MiB, device="shoal")
+        with pytest.raises(torch.OutOfMemoryError, match=r"SHOAL_SPILL_DIR|spill directory"):
+            fill(6)[-1].sum().item()
+        assert kept.sum().item() == MiB  # nothing is lost that was there
+
+
+def test_nothing_is_left_on_disk_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_SPILL_DIR", str(tmp_path))
+    client = programs.start(
+        """
+        import shoal, torch
+        with shoal.up(["cpu,memory=8MiB,host=0,disk=64MiB,threads=1"]) as pool:
+            shoal.connect(pool.url)
+            x = [torch.full((2**20,), float(i), device="shoal") for i in range(6)]
+            torch.shoal.synchronize()
+            print(shoal.memory.counters().disk_bytes > 0, flush=True)
+            input()
+        """,
+        SHOAL_SPILL_DIR=str(tmp_path),
+    )
+    assert client.stdout is not None
+    assert client.stdout.readline() == "True\n"
+    children = processes.children(client.pid)
+    client.kill()
+    client.wait(10)
+    wait_until(lambda: not any(map(processes.alive, children)), 5, "the pool is gone")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_swapped_out_tensors_come_back_from_disk() -> None:
+    with shoal.up([SMALL]) as pool, shoal.connect(pool.url):
+        tensors = fill(8)
+        for i, tensor in enumerate(tensors):
+            assert tensor.sum().item() == i * MiB
+        assert shoal.memory.counters().disk_bytes > 0
+
+
+def test_a_device_lost_beside_another_loses_only_its_own() -> None:
+    devices = ["cpu,memory=64MiB,threads=1"] * 2
+    with shoal.up(devices) as pool, shoal.connect(pool.url, devices=2) as lease:
+        here = torch.ones(MiB, device="shoal:1")
+        there = torch.ones(MiB, device="shoal:2")
+        here.sum().item()
+        os.kill(lease.worker_pids[1], signal.SIGKILL)
+        wait_until(lambda: not processes.alive(lease.worker_pids[1]), 5, "the worker is gone")
+        there.add_(1)  # it will never be done
+        with pytest.raises((shoal.DeviceLostError, RuntimeError), match="lost"):
+            there.to("shoal:1").sum().item()
+        assert here.sum().item() == MiB
+
+
+def test_a_device_stopped_in_the_middle_of_a_copy_is_named() -> None:
+    """The reader waits for its peer's data, gives it up by its heartbeat, and goes on."""
+    devices = ["cpu,memory=64MiB,threads=1"] * 2
+    with shoal.up(devices) as pool, shoal.connect(pool.url, devices=2) as lease:
+        here = torch.ones(1000, device="shoal:1")
+        there = torch.ones(MiB, device="shoal:2")
+        torch.shoal.synchronize()
+        os.kill(lease.worker_pids[1], signal.SIGSTOP)
+        try:
+            there.add_(1)
+            copied = there.to("shoal:1")
+            with pytest.raises(RuntimeError, match="lost"):
+                copied.sum().item()
+            assert here.sum().item() == 1000
+        finally:
+            os.kill(lease.worker_pids[1], signal.SIGCONT)
