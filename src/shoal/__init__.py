@@ -12,6 +12,7 @@ from shoal.errors import (
     DeviceLostError,
     DeviceSpecError,
     LeaseError,
+    PoolError,
     PoolStartError,
     ShoalError,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "Lease",
     "LeaseError",
     "Pool",
+    "PoolError",
     "PoolStartError",
     "ShoalError",
     "connect",

@@ -25,9 +25,13 @@ class LeaseError(ShoalError):
     """The pool did not grant a lease, or a device server did not accept it; the text says why."""
 
 
+class PoolError(ShoalError):
+    """A pool was asked for something that it does not do, or cannot be reached; the text says why."""
+
+
 class DeviceSpecError(ShoalError, ValueError):
     """A device was declared in a way that Shoal does not understand."""
 
 
-class PoolStartError(ShoalError):
+class PoolStartError(PoolError):
     """A pool, or one of its device servers, did not start."""

@@ -13,7 +13,7 @@ import torch
 
 import shoal
 from shoal.pool import local, messages
-from shoal.pool.head import socket_name
+from shoal.pool.home import socket_name
 from shoal.pool.local import URL_PREFIX
 from tests.support import processes
 from tests.support.raw_client import RawClient

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -133,12 +134,18 @@ def test_many_leases_in_a_row_leak_nothing(pool: shoal.Pool) -> None:
     wait_until(lambda: all(d.sessions == 0 for d in pool.devices), 5, "no session is left")
 
 
-@pytest.mark.parametrize(
-    "url", ["http://example", "shoal://nowhere:7433", "nonsense", "shoal+local:/x"]
-)
+@pytest.mark.parametrize("url", ["http://example", "nonsense", "shoal+local:/x", "shoal:/nowhere"])
 def test_urls_of_another_kind_are_refused(url: str) -> None:
     with pytest.raises(shoal.LeaseError, match="is no pool that this version can reach"):
         shoal.connect(url)
+
+
+def test_a_pool_that_was_not_joined_says_how_to_join(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_IDENTITY", str(tmp_path / "none.pem"))
+    with pytest.raises(shoal.LeaseError, match="shoal join CODE@nowhere:7433"):
+        shoal.connect("shoal://nowhere:7433")
 
 
 def test_a_pool_that_is_not_there_is_named() -> None:

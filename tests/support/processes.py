@@ -7,6 +7,8 @@ from pathlib import Path
 
 from shoal.pool.local import URL_PREFIX
 
+HEADS = {"shoal.pool.embedded", "shoal.pool.head_process"}
+
 
 def alive(pid: int) -> bool:
     """Whether the process exists and still runs (a zombie has ended)."""
@@ -34,8 +36,8 @@ def head_pid(url: str) -> int:
     pool = url.removeprefix(URL_PREFIX)
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            words = _command(int(entry.name))
-            if "shoal.pool.head" in words and pool in words and alive(int(entry.name)):
+            words = command(int(entry.name))
+            if HEADS & set(words) and pool in words and alive(int(entry.name)):
                 return int(entry.name)
     raise AssertionError(f"the pool {url} has no head")
 
@@ -48,7 +50,13 @@ def pool_pids(url: str) -> list[int]:
 
 def server_pids(url: str) -> list[int]:
     """The pool's device servers, in the order of its devices."""
-    return [p for p in children(head_pid(url)) if "shoal.pool.server" in _command(p)]
+    return [p for p in children(head_pid(url)) if "shoal.pool.server" in command(p)]
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory that a process has in use."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def shared_memory_files() -> set[str]:
@@ -81,7 +89,7 @@ def _stat(pid: int) -> list[str]:
         return []
 
 
-def _command(pid: int) -> list[str]:
+def command(pid: int) -> list[str]:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except (FileNotFoundError, ProcessLookupError):

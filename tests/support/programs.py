@@ -22,7 +22,8 @@ class Outcome:
 def environment(**extra: str) -> dict[str, str]:
     """This process's environment without a pool, with what the program needs."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("SHOAL_")}
-    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **extra}
+    paths = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)]))
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, **extra}
 
 
 def start(source: str, *arguments: str, **extra: str) -> subprocess.Popen[str]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import socket
+import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -14,8 +17,11 @@ import torch
 
 from shoal import _core
 from shoal.errors import LeaseError, ProtocolError
-from shoal.pool import local, messages
-from shoal.pool.spec import parse_bytes
+from shoal.pool import client, home, local, messages
+from shoal.pool.keeper import Keeper
+from shoal.pool.spec import parse_memory
+
+_log = logging.getLogger("shoal")
 
 _lock = threading.RLock()
 _lease: Lease | None = None
@@ -32,13 +38,24 @@ class Lease:
     """
 
     def __init__(
-        self, url: str, granted: messages.Lease, head: socket.socket, worker_pids: list[int]
+        self,
+        head: client.Connection,
+        granted: messages.Lease,
+        worker_pids: list[int],
+        sockets: list[socket.socket],
     ) -> None:
-        self.url = url
+        self.url = head.url
         self.worker_pids = worker_pids  # by device; on this machine
         self.epoch = granted.epoch
         self.granted = granted.devices
-        self._head = head  # the lease ends when this connection does
+        self.end_reason: str | None = None  # why the pool took devices back, if it did
+        self._head = head
+        self._sockets = sockets
+        self._counting = threading.Lock()  # held while the keeper reads the core's counters
+        self._closing = False
+        self._keeper: Keeper | None = None
+        if granted.secret:  # a standing pool: the lease outlives this connection, and even the head
+            self._keeper = Keeper(head, granted, self._on_lost, self._uses)
 
     @property
     def devices(self) -> list[torch.device]:
@@ -56,8 +73,53 @@ class Lease:
             if _lease is not self:
                 return
             _lease = None
+            with self._counting:
+                self._closing = True
             _core.detach()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """The lease ends when its connection to the head does, or when its keeper says so."""
+        if self._keeper is None:
             self._head.close()
+        else:
+            self._keeper.stop()
+        for copy in self._sockets:  # even if the head is away, the workers know that it is over
+            with suppress(OSError):
+                copy.shutdown(socket.SHUT_RDWR)
+            copy.close()
+
+    def _abandon(self) -> None:
+        """In a forked child: the parent's lease goes on."""
+        if self._keeper is None:
+            os.close(self._head.socket.detach())
+        else:
+            self._keeper.abandon()
+        for copy in self._sockets:
+            copy.close()
+
+    def _on_lost(self, parts: list[messages.SessionPart], reason: str) -> None:
+        """Runs in the keeper's thread: whoever waits for these devices gets DeviceLostError now."""
+        self.end_reason = reason
+        for device, copy in zip(self.granted, self._sockets, strict=True):
+            if device.part in parts:
+                _log.warning("shoal: device %s of this lease is lost: %s", device.info.name, reason)
+                with suppress(OSError):  # it may be gone already
+                    copy.shutdown(socket.SHUT_RDWR)
+
+    def _uses(self) -> list[messages.SessionUse]:
+        """What the session has done so far on each device."""
+        found = []
+        with self._counting:
+            for index, device in enumerate(() if self._closing else self.granted, 1):
+                traffic, memory = _core.traffic(index), _core.memory_use(index)
+                found.append(
+                    messages.SessionUse(
+                        *device.part, memory["allocated_bytes"], traffic["messages"],
+                        traffic["bytes_in"], traffic["bytes_out"],
+                    )
+                )  # fmt: skip
+        return found
 
     def __enter__(self) -> Lease:
         return self
@@ -76,40 +138,59 @@ class Lease:
 
 
 def connect(
-    url: str | None = None, *, devices: int | None = None, memory: int | str | None = None
+    url: str | None = None,
+    *,
+    devices: int | None = None,
+    memory: int | float | str | None = None,
+    kind: str | None = None,
+    duration_s: float | None = None,
 ) -> Lease:
     """Leases devices of a pool; an earlier lease of this program ends.
 
     Args:
-        url: the pool. Default: $SHOAL_POOL, else a pool that this program starts on its machine.
+        url: the pool. Default: $SHOAL_POOL, else the pool that was joined (`shoal join`), else one
+            that this program starts on its machine.
         devices: how many. Default: one.
-        memory: of each device, in bytes or like "8GiB". Default: all that is free.
+        memory: of each device: in bytes, like "8GiB", or a part of it like "50%" or 0.5. Default: all
+            that is free.
+        kind: of the devices, like "a100" or "a100|v100".
+        duration_s: how long, in seconds. Default: until it is given back.
 
     >>> lease = shoal.connect(devices=1, memory="1GiB")
     """
     global _lease, _embedded
-    memory_bytes = parse_bytes(memory) if isinstance(memory, str) else memory
+    memory_bytes, fraction = parse_memory(memory)
     with _lock:
         _refuse_in_fork()
         if _lease is not None:
             _lease.close()
         prepare()
-        url = url or os.environ.get("SHOAL_POOL") or None
+        url = url or client.default_url()
         if url is None:
             if _embedded is None or not _embedded.running:
                 _embedded = local.up()
             url = _embedded.url
-        request = messages.AskLease(devices, memory_bytes, _core.sessions_in_use())
+        request = messages.AskLease(
+            devices, memory_bytes, _core.sessions_in_use(), fraction, kind, duration_s, _program()
+        )
         head, granted = local.ask(url, request)
         if not isinstance(granted, messages.Lease):
             raise LeaseError(f"the pool answered {type(granted).__name__}")
         try:
-            pids = _open(granted)
+            pids, sockets = _open(head, granted)
         except BaseException:
+            with suppress(LeaseError):
+                if granted.secret:  # closing would not end it: a client may come back
+                    head.ask(messages.Release(), HELLO_TIMEOUT_S)
             head.close()
             raise
-        _lease = Lease(url, granted, head, pids)
+        _lease = Lease(head, granted, pids, sockets)
         return _lease
+
+
+def _program() -> str:
+    """What to call this program where people look at the pool."""
+    return f"{os.path.basename(sys.argv[0] or 'python')} (pid {os.getpid()})"[:200]
 
 
 @dataclass
@@ -122,12 +203,18 @@ class _Opened:
     fds: list[int]  # requests, replies, progress, places and, where it can be mapped, arena
 
 
-def _open(granted: messages.Lease) -> list[int]:
-    """Connects to the device servers and hands the sessions to the core. Returns the workers."""
+def _open(
+    head: client.Connection, granted: messages.Lease
+) -> tuple[list[int], list[socket.socket]]:
+    """Connects to the device servers and hands the session to the core.
+
+    Returns the workers and, for a standing pool, second descriptors of the connections to them, which
+    can shut them down.
+    """
     opened: list[_Opened] = []
     try:
         for device in granted.devices:
-            opened.append(_open_device(device, len(granted.devices)))
+            opened.append(_open_device(device, head, granted))
         if len(opened) > 1:
             _introduce(opened)
     except BaseException:
@@ -137,8 +224,11 @@ def _open(granted: messages.Lease) -> list[int]:
                 os.close(fd)
         raise
     members = []
+    copies = []
     for one in opened:
         one.connection.settimeout(None)
+        if granted.secret:
+            copies.append(one.connection.dup())
         members.append(
             _core.Member(
                 socket=one.connection.detach(),
@@ -151,15 +241,17 @@ def _open(granted: messages.Lease) -> list[int]:
             )
         )
     _core.attach(granted.devices[0].session, members)
-    return [one.welcome.worker_pid for one in opened]
+    return [one.welcome.worker_pid for one in opened], copies
 
 
-def _open_device(device: messages.GrantedDevice, devices: int) -> _Opened:
+def _open_device(
+    device: messages.GrantedDevice, head: client.Connection, lease: messages.Lease
+) -> _Opened:
     host_fd, host_bytes = _core.host_region()
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(HELLO_TIMEOUT_S)
+    connection = _reach(device, head, lease)
+    fds: list[int] = []
+    devices = len(lease.devices)
     try:
-        connection.connect(device.address)
         hello = messages.Hello(messages.our_versions(), device.token, host_bytes, devices)
         messages.send(connection, hello, [host_fd])
         welcome, fds = messages.receive(connection, fds_max=5)
@@ -172,6 +264,8 @@ def _open_device(device: messages.GrantedDevice, devices: int) -> _Opened:
         raise LeaseError(f"device {device.info.name} cannot be reached: {error}") from None
     except LeaseError:
         connection.close()
+        for fd in fds:
+            os.close(fd)
         raise
     return _Opened(device, connection, welcome, fds)
 
@@ -187,6 +281,55 @@ def _introduce(opened: list[_Opened]) -> None:
             messages.send(one.connection, peers, fds)
         except OSError as error:
             raise LeaseError(f"device {one.device.info.name} was lost: {error}") from None
+
+
+def _reach(
+    device: messages.GrantedDevice, head: client.Connection, lease: messages.Lease
+) -> socket.socket:
+    """A connection to the device server: by shared memory if it is on this machine, else by network."""
+    name = device.info.name
+    here = device.machine in ("", home.machine_id())
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(HELLO_TIMEOUT_S)
+    try:
+        if here:
+            connection.connect(device.address)
+            return connection
+        error: Exception = OSError("it is on another machine")
+    except OSError as refused:  # the same machine, but another network namespace or container
+        error = refused
+    connection.close()
+    if device.network is None:
+        raise LeaseError(f"device {name} cannot be reached: {error}")
+    _attach_over_network(device, device.network, head, lease)
+    raise LeaseError(f"device {name} answered nothing that this version understands")
+
+
+def _attach_over_network(
+    device: messages.GrantedDevice,
+    endpoint: messages.NetworkEndpoint,
+    head: client.Connection,
+    lease: messages.Lease,
+) -> None:
+    """Shows lease and certificate at the device server's door. The data plane will go on from here;
+    until then the door's answer is a refusal that says so.
+    """
+    identity = client.identity_for(head.url)
+    try:
+        with client.open_tls(
+            endpoint.host or head.host, endpoint.port, identity, endpoint.server_name,
+            HELLO_TIMEOUT_S,
+        ) as connection:  # fmt: skip
+            connection.settimeout(HELLO_TIMEOUT_S)
+            attach = messages.Attach(
+                messages.our_versions(), device.token, lease.lease, lease.epoch
+            )
+            messages.send(connection, attach)
+            answer, _ = messages.receive(connection)
+    except (OSError, ProtocolError) as error:
+        raise LeaseError(f"device {device.info.name} cannot be reached: {error}") from None
+    if isinstance(answer, messages.Refusal):
+        raise LeaseError(f"device {device.info.name}: {answer.reason}")
 
 
 def prepare() -> None:
@@ -250,7 +393,7 @@ def _after_fork() -> None:
     _lock = threading.RLock()  # another thread of the parent may have held it
     _forked = _core.abandon() or _forked
     if _lease is not None:
-        _lease._head.close()
+        _lease._abandon()
     _lease = None
     _embedded = None
 

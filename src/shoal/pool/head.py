@@ -1,247 +1,487 @@
-"""The head of a pool on this machine: starts a device server per device and grants leases.
+"""The head of a pool: grants leases and watches nodes. Never on the data path.
 
-Never on the data path. It does not import torch, so it is there at once and stays small.
+It does not import torch, so it is there at once and stays small. An *embedded* pool's head hosts its
+one agent itself, keeps its state in memory and ends with the program that started it. A *standing*
+pool's head keeps its state in a file; it may end and start again at any moment, and sessions go on.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import hmac
 import os
 import secrets
-import selectors
-import signal
-import socket
-import subprocess
-import sys
-from contextlib import suppress
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass
 
-import msgspec
-
+import shoal
 from shoal.errors import ProtocolError
-from shoal.pool import messages, process
-from shoal.pool.leases import LeaseRefused, LeaseTable
-from shoal.pool.server import check_same_user
-from shoal.pool.spec import DeviceSpec
+from shoal.pool import limits, messages
+from shoal.pool.channel import Channel, Closed
+from shoal.pool.codes import JoinRefused
+from shoal.pool.enrolment import Enrolment
+from shoal.pool.leases import Granted, LeaseRefused, LeaseTable, Lost, Request, Share
+from shoal.pool.nodes import Node, Nodes
+from shoal.pool.process import check_same_user
+from shoal.pool.store import Store, StoredLease, StoreError
 
-
-def socket_name(pool: str, part: str) -> str:
-    """An abstract Unix address: it leaves no file behind. The device servers check who connects."""
-    return f"\0shoal/{pool}/{part}"
+OWNER = "owner"  # whoever comes over a Unix socket: the user who started the pool, or root
+SESSIONS_SHOWN_MAX = 2000
+_CONNECTION = (Closed, ProtocolError)
 
 
 @dataclass
-class Server:
-    """A device server, as the head sees it."""
+class Holder:
+    """A lease's client: here, or expected back."""
 
-    spec: DeviceSpec
-    process: subprocess.Popen[bytes]
-    channel: socket.socket
-    address: str
-    inbox: messages.Inbox = field(default_factory=messages.Inbox)
-    ready: messages.Ready | None = None
-    ended: bool = False
+    stored: StoredLease
+    channel: Channel | None
+    deadline: float | None = None  # monotonic: comes back until then, or the lease ends
 
 
 @dataclass
 class Client:
-    """A connection, and the lease that lives as long as it."""
+    """A connection and the lease that it holds."""
 
-    connection: socket.socket
-    inbox: messages.Inbox = field(default_factory=messages.Inbox)
+    channel: Channel
+    name: str
     lease: int | None = None
-    waiting: messages.AskLease | messages.Describe | None = None  # until the devices are ready
-    gone: bool = False  # it does not take its answers
 
 
 class Head:
-    def __init__(self, pool: str, specs: list[DeviceSpec], owner_pidfd: int) -> None:
+    def __init__(
+        self,
+        pool: str,
+        store: Store,
+        *,
+        standing: bool,
+        enrolment: Enrolment | None = None,
+        table: LeaseTable | None = None,
+        listen: str = "",
+    ) -> None:
         self.pool = pool
-        self.owner_pidfd = owner_pidfd
-        self.table = LeaseTable()
-        self.clients: dict[socket.socket, Client] = {}
-        self.selector = selectors.DefaultSelector()
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.listener.bind(socket_name(pool, "head"))
-        self.listener.listen(64)
-        self.servers = [self._start(number, spec) for number, spec in enumerate(specs)]
+        self.store = store
+        self.standing = standing
+        self.enrolment = enrolment
+        self.listen = listen
+        self.table = table or LeaseTable()
+        self.nodes = Nodes(self.table, store)
+        self.holders: dict[int, Holder] = {}
+        self.uses: dict[messages.SessionPart, messages.SessionUse] = {}
+        self.connections: dict[str, set[Channel]] = {}  # by name, of those with a certificate
+        self.started = time.time()
+        self.counts = {"leases_granted": 0, "leases_refused": 0, "nodes_lost": 0}
+        self._changed = asyncio.Event()
+        # Device, session, epoch; until the client is told.
+        self._taken_grants: set[tuple[int, int, int]] = set()
+        self._restore()
 
-    def _start(self, number: int, spec: DeviceSpec) -> Server:
-        address = socket_name(self.pool, f"device-{number}")
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(address)
-        listener.listen(64)
-        ours, theirs = socket.socketpair()
-        fds = (listener.fileno(), theirs.fileno())
-        command = [sys.executable, "-m", "shoal.pool.server", msgspec.json.encode(spec).decode()]
-        # Our own stdout is a pipe that nobody reads after "ready".
-        child = subprocess.Popen(
-            [*command, *map(str, fds)], pass_fds=fds, stdin=subprocess.DEVNULL, stdout=2
+    def _restore(self) -> None:
+        """Takes up what an earlier head had granted: its clients and nodes will be back."""
+        stored = [s for s in self.store.leases() if s.granted.shares]
+        self.table.restore(
+            [s.granted for s in stored],
+            self.store.counter("epoch", 0),
+            self.store.counter("next_session", 1),
         )
-        listener.close()
-        theirs.close()
-        return Server(spec, child, ours, address)
+        now = time.monotonic()
+        for one in stored:
+            self.holders[one.granted.lease] = Holder(one, None, now + limits.RESUME_S)
+        self.nodes.expect({s.device for one in stored for s in one.granted.shares}, now)
 
-    def serve(self) -> None:
-        """Runs until the owner's process ends."""
-        self.selector.register(self.listener, selectors.EVENT_READ, self._accept)
-        self.selector.register(self.owner_pidfd, selectors.EVENT_READ, None)
-        for server in self.servers:
-            self.selector.register(server.channel, selectors.EVENT_READ, server)
+    async def watch(self) -> None:
+        """Notices silence and the end of time."""
         while True:
-            for key, _ in self.selector.select():
-                if key.fd == self.owner_pidfd:
-                    return
-                if isinstance(key.data, Server):
-                    self._hear_server(key.data)
-                elif isinstance(key.data, Client):
-                    self._hear_client(key.data)
-                else:
-                    self._accept()
+            await asyncio.sleep(limits.RETRY_S if self.standing else limits.BEAT_S)
+            now = time.monotonic()
+            for node in self.nodes.silent(now):
+                lost = self.nodes.lose(node)
+                self.counts["nodes_lost"] += 1
+                reason = f"node {node.name} has not been heard of for {limits.SILENCE_S:g} s"
+                self.store.write_audit(time.time(), node.name, "node lost", reason)
+                self._tell_lost(lost, reason)
+                self._change()
+            for lease, holder in list(self.holders.items()):
+                if holder.deadline is not None and holder.deadline < now:
+                    self.end_lease(lease, "its client did not come back")
+            epochs = {g.epoch for g in self.table.leases.values()}
+            self._taken_grants = {t for t in self._taken_grants if t[2] in epochs}
+            for lease in self.table.expired(time.time()):
+                self.end_lease(lease, "the time that was asked for is over")
 
-    def _accept(self) -> None:
-        connection, _ = self.listener.accept()
+    def _change(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    # --- connections -------------------------------------------------------------------------------
+
+    async def serve_local(self, channel: Channel) -> None:
+        """Someone on this machine: the pool's user, whom the kernel vouches for."""
         try:
-            check_same_user(connection)
-        except ProtocolError:
-            connection.close()
+            check_same_user(channel.raw_socket)
+            first = await channel.receive(limits.IDLE_S)
+        except _CONNECTION:
             return
-        client = Client(connection)
-        self.clients[connection] = client
-        self.selector.register(connection, selectors.EVENT_READ, client)
+        await self._serve(channel, OWNER, "", first)
 
-    # --- device servers ----------------------------------------------------------------------------
-
-    def _hear_server(self, server: Server) -> None:
-        number = self.servers.index(server)
+    async def serve_network(self, channel: Channel) -> None:
+        """Someone elsewhere: with a certificate, or a stranger who may ask to join and nothing else."""
+        assert self.enrolment is not None
+        peer = channel.peer
+        channel.frame_bytes_max = limits.ANONYMOUS_FRAME_BYTES_MAX
         try:
-            alive = server.inbox.read(server.channel)
-        except OSError:
-            alive = False
-        while (message := server.inbox.next()) is not None:
-            if isinstance(message, messages.Ready):
-                server.ready = message
-                self.table.add_device(number, server.spec.name, message.memory_bytes)
-        if not alive:
-            server.ended = True
-            self.selector.unregister(server.channel)
-            server.channel.close()
-            with suppress(subprocess.TimeoutExpired):
-                # It closes its descriptors a little before it ends.
-                server.process.wait(timeout=1.0)
-            self.table.remove_device(number)
-        self._answer_waiting()
-
-    def _starting(self) -> bool:
-        return any(s.ready is None and not s.ended for s in self.servers)
-
-    def _answer_waiting(self) -> None:
-        if self._starting():
+            first = await channel.receive(limits.FIRST_FRAME_S)
+            if isinstance(first, messages.Join):
+                channel.send(self.enrolment.join(first, channel.address))
+                return
+            if peer is None:
+                return  # not a word
+            self.enrolment.check(peer)
+        except Closed:
             return
-        for client in list(self.clients.values()):
-            if client.waiting is not None:
-                request, client.waiting = client.waiting, None
-                self._answer(client, request)
-                if client.gone:
-                    self._forget(client)
+        except (ProtocolError, JoinRefused, StoreError) as error:
+            if peer is not None or isinstance(error, JoinRefused):
+                channel.send(messages.refusal(str(error)))
+            return
+        channel.frame_bytes_max = limits.FRAME_BYTES_MAX
+        known = self.connections.setdefault(peer.name, set())
+        known.add(channel)
+        try:
+            await self._serve(channel, peer.name, peer.role, first)
+        finally:
+            known.discard(channel)
+
+    async def _serve(self, channel: Channel, name: str, role: str, first: messages.Message) -> None:
+        if isinstance(first, messages.NodeHello) and (name == OWNER or role == "node"):
+            if name != OWNER and first.node != name:
+                channel.send(messages.refusal(f"the certificate is for {name}, not {first.node}"))
+                return
+            await self._serve_node(channel, first)
+        elif role == "node":
+            channel.send(
+                messages.refusal("a node only offers devices; join as a client to use some")
+            )
+        else:
+            await self._serve_client(Client(channel, name), first)
+
+    # --- nodes -------------------------------------------------------------------------------------
+
+    async def _serve_node(self, channel: Channel, hello: messages.NodeHello) -> None:
+        try:
+            if hello.shoal != shoal.__version__:
+                raise ProtocolError(
+                    f"node {hello.node} has shoal {hello.shoal}, the head {shoal.__version__}. "
+                    "Install the same version on both."
+                )
+            node, lost = self.nodes.hello(hello, channel, time.monotonic())
+            node.clock_ahead_s = hello.now - time.time()
+        except ProtocolError as error:
+            channel.send(messages.refusal(str(error)))
+            return
+        channel.send(messages.NodeWelcome(self.pool, limits.BEAT_S if self.standing else 0.0))
+        self._tell_lost(lost, f"node {node.name} was started anew")
+        self._change()
+        if not self.standing:
+            node.heard = float("inf")  # its connection tells, there are no beats
+        try:
+            while True:
+                message = await channel.receive(None)
+                if self.standing:
+                    node.heard = time.monotonic()
+                self._hear_node(node, message)
+        except _CONNECTION as error:
+            if not isinstance(error, Closed):
+                self.store.write_audit(time.time(), node.name, "node cut off", str(error))
+        finally:
+            self.nodes.disconnected(node, time.monotonic())
+            self._change()
+
+    def _hear_node(self, node: Node, message: messages.Message) -> None:
+        match message:
+            case messages.Beat():
+                node.send(messages.Beat())
+                return
+            case messages.NodeGranted(index, session, epoch):
+                if index in node.numbers:  # else it has just ended, and the grant with it
+                    self._taken_grants.add((node.numbers[index], session, epoch))
+                self._change()
+                return
+            case messages.DeviceUp():
+                lost = self.nodes.device_up(node, message)
+                reason = f"device {message.device.name} was started anew"
+            case messages.DeviceDown():
+                lost = self.nodes.device_down(node, message)
+                reason = message.reason
+            case messages.NodeSessionEnded():
+                lost = self.nodes.session_ended(node, message)
+                reason = message.reason
+            case _:
+                raise ProtocolError(f"a node does not say {type(message).__name__}")
+        self._tell_lost(lost, reason)
+        self._change()
+
+    def _tell_lost(self, lost: list[Lost], reason: str) -> None:
+        if not lost:
+            return
+        self.store.lose(lost, reason, time.time())
+        for one in lost:
+            holder = self.holders.get(one.lease)
+            parts = [s.part for s in one.shares]
+            for part in parts:
+                self.uses.pop(part, None)
+            if holder is not None and holder.channel is not None and self.standing:
+                holder.channel.send(messages.SessionsLost(parts, reason[: limits.TEXT_CHARS_MAX]))
+            if one.ended:
+                self.holders.pop(one.lease, None)
 
     # --- clients -----------------------------------------------------------------------------------
 
-    def _hear_client(self, client: Client) -> None:
+    async def _serve_client(self, client: Client, message: messages.Message) -> None:
         try:
-            alive = client.inbox.read(client.connection)
-            while not client.gone and (message := client.inbox.next()) is not None:
-                if not isinstance(message, messages.Describe | messages.AskLease):
-                    raise ProtocolError(f"a client does not say {type(message).__name__}")
-                if self._starting():
-                    client.waiting = message
-                else:
-                    self._answer(client, message)
-        except (ProtocolError, OSError) as error:
-            self._reply(client, messages.Refusal(str(error)))
-            alive = False
-        if not alive or client.gone:
-            self._forget(client)
+            while True:
+                answer = await self._answer(client, message)
+                if answer is not None:
+                    client.channel.send(answer)
+                message = await client.channel.receive(self._patience_s(client))
+        except Closed:
+            pass
+        except (ProtocolError, LeaseRefused, StoreError) as error:
+            client.channel.send(messages.refusal(str(error)))
+        finally:
+            self._client_gone(client)
 
-    def _answer(self, client: Client, request: messages.AskLease | messages.Describe) -> None:
-        if isinstance(request, messages.Describe):
-            infos = [self._info(n) for n in sorted(self.table.devices)]
-            return self._reply(client, messages.PoolInfo(infos))
-        try:
-            self._reply(client, self._grant(client, request))
-        except LeaseRefused as refused:
-            self._reply(client, messages.Refusal(f"{refused}{self._failures()}"))
-
-    def _grant(self, client: Client, request: messages.AskLease) -> messages.Lease:
-        if client.lease is not None:
-            raise LeaseRefused("this connection has a lease already")
-        granted = self.table.grant(
-            request.devices or 1, request.memory_bytes, set(request.sessions_in_use)
-        )
-        client.lease = granted.lease
-        devices = []
-        for share in granted.shares:
-            server = self.servers[share.device]
-            token = secrets.token_urlsafe(24)
-            with suppress(OSError):
-                messages.send(
-                    server.channel, messages.Grant(token, share.session, share.memory_bytes)
-                )
-            info = msgspec.structs.replace(
-                self._info(share.device), memory_bytes=share.memory_bytes
-            )
-            devices.append(messages.GrantedDevice(info, server.address, token, share.session))
-        return messages.Lease(granted.lease, granted.epoch, devices)
-
-    def _info(self, number: int) -> messages.DeviceInfo:
-        server, device = self.servers[number], self.table.devices[number]
-        return messages.DeviceInfo(
-            number=number,
-            name=server.spec.name,
-            device=server.spec.device,
-            memory_bytes=device.memory_bytes,
-            free_bytes=device.free_bytes,
-            sessions=len(device.granted),
-            speed=server.spec.speed,
-            threads=server.ready.threads if server.ready else 0,
-        )
-
-    def _failures(self) -> str:
-        failed = [s for s in self.servers if s.process.poll() is not None]
-        return "".join(
-            f" Device server {s.spec.name} is not running: "
-            f"{process.exit_reason(s.process.returncode)}; its output is above."
-            for s in failed
-        )
-
-    def _forget(self, client: Client) -> None:
-        self.selector.unregister(client.connection)
-        del self.clients[client.connection]
-        client.connection.close()
+    def _patience_s(self, client: Client) -> float | None:
         if client.lease is None:
+            return limits.IDLE_S
+        # On one machine the kernel tells when a client ends; it may be stopped for as long as it likes.
+        return None if client.channel.is_local else limits.LEASE_SILENCE_S
+
+    async def _answer(self, client: Client, message: messages.Message) -> messages.Message | None:
+        match message:
+            case messages.Describe():
+                await self._until_ready()
+                return messages.PoolInfo(self.nodes.infos())
+            case messages.Look():
+                return self.status()
+            case messages.AskLease():
+                return await self._lease(client, message)
+            case messages.Resume():
+                return self._resume(client, message)
+            case messages.Beat():
+                self._note_use(client, message)
+                return messages.Beat()
+            case messages.Release():
+                if client.lease is not None:
+                    self.end_lease(client.lease, "given back")
+                    client.lease = None
+                return messages.Done()
+        if client.name != OWNER:
+            raise ProtocolError(f"a client does not say {type(message).__name__}")
+        return self._govern(message)
+
+    def _govern(self, message: messages.Message) -> messages.Message:
+        """What only the pool's owner may ask, over the Unix socket of the head's machine."""
+        if isinstance(message, messages.ReadAudit):
+            rows = self.store.read_audit(message.count)
+            return messages.AuditLog([messages.AuditEntry(*row) for row in rows])
+        if not isinstance(
+            message, messages.MakeCode | messages.RevokeClient | messages.ListClients
+        ):
+            raise ProtocolError(f"a client does not say {type(message).__name__}")
+        if self.enrolment is None:
+            raise ProtocolError(
+                "this pool is for this machine only. Open it with: shoal up --listen ADDRESS"
+            )
+        if isinstance(message, messages.MakeCode):
+            try:
+                return self.enrolment.make_code(message)
+            except JoinRefused as error:
+                raise ProtocolError(str(error)) from None
+        if isinstance(message, messages.ListClients):
+            return self.enrolment.list()
+        self.enrolment.revoke(message.name)
+        return messages.Done(self._throw_out(message.name))
+
+    def _throw_out(self, name: str) -> str:
+        """Ends everything of a revoked client or node. Its certificate opens nothing any more."""
+        ended = [g.lease for g in self.table.held_by(name)]
+        for lease in ended:
+            self.end_lease(lease, f"{name} was revoked by the pool's owner")
+        node = self.nodes.nodes.get(name)
+        if node is not None:
+            self._tell_lost(self.nodes.lose(node), f"node {name} was revoked by the pool's owner")
+        for channel in self.connections.pop(name, set()):
+            channel.hang_up()
+        return f"{name} is revoked; {len(ended)} lease(s) ended"
+
+    def _client_gone(self, client: Client) -> None:
+        if client.lease is None or client.lease not in self.holders:
             return
-        granted = self.table.release(client.lease)
-        for share in granted.shares if granted else ():
-            with suppress(OSError):
-                messages.send(self.servers[share.device].channel, messages.Revoke(share.session))
+        holder = self.holders[client.lease]
+        if holder.channel is not client.channel:
+            return  # it came back on another connection already
+        if client.channel.is_local:
+            self.end_lease(client.lease, "its client has ended")
+        else:
+            holder.channel = None
+            holder.deadline = time.monotonic() + limits.RESUME_S
 
-    def _reply(self, client: Client, message: messages.Message) -> None:
-        # An answer fits the socket's buffer, unless the client does not read: it is not waited for.
-        client.connection.setblocking(False)
+    # --- leases ------------------------------------------------------------------------------------
+
+    async def _until_ready(self) -> None:
+        """Waits while an embedded pool's devices start: all of them should be there to choose from.
+
+        In a standing pool nobody waits for a node that is just coming.
+        """
+        deadline = time.monotonic() + limits.ANSWER_S - 5
+        while not self.standing and (self.nodes.starting or not self.nodes.nodes):
+            if not await self._next_change(deadline):
+                return
+
+    async def _next_change(self, deadline: float) -> bool:
+        """Whether something changed before `deadline` (monotonic)."""
         try:
-            messages.send(client.connection, message)
-        except OSError:
-            client.gone = True
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _lease(self, client: Client, ask: messages.AskLease) -> messages.Message:
+        if client.lease is not None and client.lease in self.holders:
+            raise LeaseRefused("this connection has a lease already")
+        if ask.duration_s is not None and not 0 < ask.duration_s < 10 * 365 * 86400:
+            raise LeaseRefused(f"{ask.duration_s} is no length of time for a lease, in seconds")
+        await self._until_ready()
+        deadline = time.monotonic() + limits.RECOVERY_S
+        while True:
+            try:
+                return await self._grant(client, ask)
+            except LeaseRefused as refused:
+                # A device server or agent that just ended is back in a moment.
+                recovering = self.standing and self._recovering()
+                if not recovering or not await self._next_change(deadline):
+                    self.counts["leases_refused"] += 1
+                    return messages.refusal(f"{refused}{self.nodes.failures()}")
+
+    def _recovering(self) -> bool:
+        nodes = self.nodes.nodes.values()
+        return any(n.channel is None or n.starting or n.failures for n in nodes) or not nodes
+
+    async def _grant(self, client: Client, ask: messages.AskLease) -> messages.Lease:
+        now = time.time()
+        request = Request(
+            count=1 if ask.devices is None else ask.devices,
+            memory_bytes=ask.memory_bytes,
+            fraction=ask.fraction,
+            kind=ask.kind,
+            client=client.name,
+            until=None if ask.duration_s is None else now + ask.duration_s,
+            avoid=frozenset(ask.sessions_in_use),
+        )
+        granted = self.table.grant(request)
+        secret = secrets.token_urlsafe(24) if self.standing else ""
+        stored = StoredLease(granted, _hash(secret), ask.program, now)
+        try:
+            self.store.add_lease(stored, self.table)  # before anybody is told
+        except StoreError:
+            self.table.release(granted.lease)
+            raise
+        self.holders[granted.lease] = Holder(stored, client.channel)
+        client.lease = granted.lease
+        self.counts["leases_granted"] += 1
+        devices = [self._grant_share(granted, share) for share in granted.shares]
+        if not await self._taken(granted):
+            self.end_lease(granted.lease, "a device went away while it was granted")
+            client.lease = None
+            raise LeaseRefused("a device of the lease went away at this moment; ask again.")
+        return messages.Lease(
+            granted.lease, granted.epoch, [d for d in devices if d is not None], secret
+        )
+
+    async def _taken(self, granted: Granted) -> bool:
+        """Whether all device servers have the grant, so that the client may go to them."""
+        deadline = time.monotonic() + limits.GRANT_S
+        wanted = {(*s.part, granted.epoch) for s in granted.shares}
+        while granted.lease in self.table.leases:
+            if len(self.table.leases[granted.lease].shares) < len(granted.shares):
+                return False
+            if wanted <= self._taken_grants:
+                self._taken_grants -= wanted
+                return True
+            if not await self._next_change(deadline):
+                return False
+        return False
+
+    def _grant_share(self, granted: Granted, share: Share) -> messages.GrantedDevice | None:
+        token = secrets.token_urlsafe(24)
+        grant = messages.Grant(
+            token, share.session, share.memory_bytes, granted.lease, granted.epoch, granted.client
+        )
+        return self.nodes.grant(share, grant)
+
+    def _resume(self, client: Client, ask: messages.Resume) -> messages.Message:
+        """A client is back. A late one learns that its lease has ended."""
+        try:
+            granted = self.table.resume(ask.lease, ask.epoch, client.name)
+        except LeaseRefused as refused:
+            return messages.refusal(str(refused))
+        holder = self.holders[ask.lease]
+        if not hmac.compare_digest(holder.stored.secret, _hash(ask.secret)):
+            raise ProtocolError("the lease is another program's")
+        holder.channel, holder.deadline = client.channel, None
+        client.lease = ask.lease
+        return messages.Resumed([s.part for s in granted.shares])
+
+    def end_lease(self, lease: int, reason: str) -> None:
+        """Ends a lease, wherever its parts are; its client is told if it is still there."""
+        granted = self.table.release(lease)
+        holder = self.holders.pop(lease, None)
+        if granted is None:
+            return
+        for share in granted.shares:
+            self.nodes.revoke(share)
+            self.uses.pop(share.part, None)
+        self.store.end_lease(lease, granted.client, reason, time.time())
+        if holder is not None and holder.channel is not None and self.standing:
+            parts = [s.part for s in granted.shares]
+            holder.channel.send(messages.SessionsLost(parts, reason))
+        self._change()
+
+    def _note_use(self, client: Client, beat: messages.Beat) -> None:
+        granted = self.table.leases.get(client.lease) if client.lease is not None else None
+        mine = {s.part for s in granted.shares} if granted else set()
+        for use in beat.uses:
+            if (use.device, use.session) in mine:
+                self.uses[use.device, use.session] = use
+
+    # --- to look at --------------------------------------------------------------------------------
+
+    def status(self) -> messages.PoolStatus:
+        sessions = [
+            messages.SessionInfo(
+                share.session, granted.lease, granted.epoch, granted.client,
+                self.holders[granted.lease].stored.program if granted.lease in self.holders else "",
+                share.device, share.memory_bytes,
+                self.holders[granted.lease].stored.since if granted.lease in self.holders else 0.0,
+                self.uses.get(share.part),
+            )
+            for granted in self.table.leases.values()
+            for share in granted.shares
+        ]  # fmt: skip
+        return messages.PoolStatus(
+            self.pool,
+            shoal.__version__,
+            os.getpid(),
+            self.started,
+            time.time(),
+            self.listen,
+            self.nodes.node_infos(time.monotonic()),
+            self.nodes.infos(),
+            sessions[:SESSIONS_SHOWN_MAX],
+        )
 
 
-def main() -> None:
-    """`python -m shoal.pool.head POOL OWNER_PID SPECS_JSON`: started by `shoal.up`."""
-    pool, owner, specs_text = sys.argv[1:4]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    specs = msgspec.json.decode(specs_text, type=list[DeviceSpec])
-    head = Head(pool, specs, process.watch(int(owner)))
-    os.write(1, b"ready\n")
-    head.serve()
-
-
-if __name__ == "__main__":
-    main()
+def _hash(secret: str) -> str:
+    return hashlib.sha256(b"shoal lease " + secret.encode()).hexdigest()

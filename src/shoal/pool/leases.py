@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
-SESSIONS_MAX = 2047  # session numbers are eleven bits of an address, and 0 is none
+from shoal.pool.limits import SESSIONS_MAX
+from shoal.pool.placement import LeaseRefused, Offer, Request, choose
 
-
-class LeaseRefused(Exception):
-    """The request cannot be granted; the text says why and what would help."""
+__all__ = [
+    "SESSIONS_MAX",
+    "Device",
+    "Granted",
+    "Held",
+    "LeaseRefused",
+    "LeaseTable",
+    "Lost",
+    "Quota",
+    "Request",
+    "Share",
+]
 
 
 @dataclass(slots=True)
 class Device:
-    """One device of the pool and what is granted of it."""
+    """One device of the pool."""
 
     number: int
     name: str
     memory_bytes: int
-    granted: dict[int, int] = field(default_factory=dict)  # session -> bytes
-
-    @property
-    def free_bytes(self) -> int:
-        return max(0, self.memory_bytes - sum(self.granted.values()))
+    kind: str = ""
+    node: str = ""
+    present: bool = True  # False: its node is silent; its sessions may run, nobody new gets it
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,72 +42,217 @@ class Share:
     session: int
     memory_bytes: int
 
+    @property
+    def part(self) -> tuple[int, int]:
+        """What tells it from all others that are held: sessions are of a whole lease."""
+        return self.device, self.session
+
 
 @dataclass(frozen=True, slots=True)
 class Granted:
     lease: int
     epoch: int  # grows with every lease: a holder that comes back late has a lower one
     shares: tuple[Share, ...]
+    client: str = ""
+    until: float | None = None  # in the caller's clock
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What a client may hold at once, over all its leases."""
+
+    devices: int | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a device server says it has a grant or a worker for."""
+
+    device: int
+    session: int
+    lease: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Shares that a lease no longer has. `ended`: they were its last."""
+
+    lease: int
+    shares: tuple[Share, ...]
+    ended: bool
 
 
 @dataclass(slots=True)
 class LeaseTable:
-    """Invariant: a session number belongs to at most one lease (all its devices share one address
-    space), and no device grants more than it has, save
-    for leases that asked for no amount: those share the device's memory first come, first served.
+    """Invariants: a session number belongs to at most one lease, whose devices all share it (they are
+    one address space); the shares of a device are never more than its memory (a lease that asked for
+    no amount got what was free); a client with a quota never holds more than that; epochs only grow.
     """
 
     devices: dict[int, Device] = field(default_factory=dict)
     leases: dict[int, Granted] = field(default_factory=dict)
+    quotas: dict[str, Quota] = field(default_factory=dict)
     epoch: int = 0
     next_session: int = 1
 
-    def add_device(self, number: int, name: str, memory_bytes: int) -> None:
-        self.devices[number] = Device(number, name, memory_bytes)
+    # --- devices -----------------------------------------------------------------------------------
 
-    def remove_device(self, number: int) -> None:
-        """The device is gone. Leases that had it keep their other devices."""
+    def add_device(
+        self, number: int, name: str, memory_bytes: int, kind: str = "", node: str = ""
+    ) -> None:
+        """The device is there, or there again: shares that it had are kept."""
+        self.devices[number] = Device(number, name, memory_bytes, kind, node)
+
+    def absent(self, number: int) -> None:
+        """Its node is silent. Nobody new gets the device until it is there again or lost."""
+        if number in self.devices:
+            self.devices[number].present = False
+
+    def remove_device(self, number: int) -> list[Lost]:
+        """The device is gone and its sessions with it. Leases keep their other devices."""
         self.devices.pop(number, None)
+        return self.lose(lambda share: share.device == number)
 
-    def grant(self, count: int, memory_bytes: int | None, avoid: set[int]) -> Granted:
-        """A lease of `count` devices, the freest first. A refusal changes nothing."""
-        if memory_bytes is not None and memory_bytes < 1:
-            raise LeaseRefused(f"{memory_bytes} bytes were asked for. Ask for at least one.")
-        if count < 1 or count > len(self.devices):
-            raise LeaseRefused(
-                f"{count} devices were asked for, the pool has {len(self.devices)}. Ask for fewer, "
-                "or start the pool with more."
+    def booked_bytes(self, number: int) -> int:
+        return sum(s.memory_bytes for s in self.shares_of(number))
+
+    def shares_of(self, number: int) -> list[Share]:
+        return [s for g in self.leases.values() for s in g.shares if s.device == number]
+
+    def free_bytes(self, number: int) -> int:
+        return max(0, self.devices[number].memory_bytes - self.booked_bytes(number))
+
+    def offers(self) -> list[Offer]:
+        """Every present device and what is free of it."""
+        booked: dict[int, list[int]] = {n: [] for n in self.devices}
+        for share in (s for g in self.leases.values() for s in g.shares):
+            booked.setdefault(share.device, []).append(share.memory_bytes)
+        return [
+            Offer(
+                d.number, d.name, d.node, d.kind, d.memory_bytes,
+                max(0, d.memory_bytes - sum(booked[d.number])), len(booked[d.number]),
             )
-        fitting = [
-            d
             for d in self.devices.values()
-            if d.free_bytes >= (memory_bytes if memory_bytes is not None else 1)
-        ]
-        if len(fitting) < count:
-            raise LeaseRefused(self._too_little(count, memory_bytes, len(fitting)))
-        chosen = sorted(fitting, key=lambda d: (len(d.granted), -d.free_bytes, d.number))[:count]
-        chosen.sort(key=lambda d: d.number)
-        session = self._session(avoid)
+            if d.present
+        ]  # fmt: skip
+
+    # --- leases ------------------------------------------------------------------------------------
+
+    def grant(self, request: Request) -> Granted:
+        """A lease for `request`. A refusal changes nothing."""
+        chosen = choose(request, self.offers())
+        shares_bytes = [offer.share_bytes(request) for offer in chosen]
+        if request.memory_bytes is None and request.fraction is None:  # "what there is for me"
+            most_bytes = self._quota_left_bytes(request.client) // request.count
+            shares_bytes = [max(1, min(amount, most_bytes)) for amount in shares_bytes]
+        self._check_quota(request.client, len(chosen), sum(shares_bytes))
+        session = self._session(request.avoid)
         self.epoch += 1
-        shares = []
-        for device in chosen:
-            share_bytes = memory_bytes if memory_bytes is not None else device.free_bytes
-            device.granted[session] = share_bytes
-            shares.append(Share(device.number, session, share_bytes))
-        granted = Granted(self.epoch, self.epoch, tuple(shares))
+        shares = tuple(
+            Share(offer.number, session, amount)
+            for offer, amount in zip(chosen, shares_bytes, strict=True)
+        )
+        granted = Granted(self.epoch, self.epoch, shares, request.client, request.until)
         self.leases[granted.lease] = granted
+        return granted
+
+    def resume(self, lease: int, epoch: int, client: str) -> Granted:
+        """The lease of a holder that comes back; refused if it is no longer that holder's."""
+        granted = self.leases.get(lease)
+        if granted is None or granted.epoch != epoch or granted.client != client:
+            raise LeaseRefused(
+                f"lease {lease} has ended, and its devices may have gone to others. "
+                "Call shoal.connect() for a new one."
+            )
         return granted
 
     def release(self, lease: int) -> Granted | None:
         """Ends a lease; what it held is free again. Unknown leases are ignored."""
-        granted = self.leases.pop(lease, None)
-        if granted is not None:
-            for share in granted.shares:
-                if share.device in self.devices:
-                    self.devices[share.device].granted.pop(share.session, None)
-        return granted
+        return self.leases.pop(lease, None)
 
-    def _session(self, avoid: set[int]) -> int:
+    def restore(self, granted: Iterable[Granted], epoch: int, next_session: int) -> None:
+        """What an earlier head had granted."""
+        self.leases = {g.lease: g for g in granted}
+        self.epoch = max([epoch, *(g.epoch for g in self.leases.values())])
+        self.next_session = next_session
+
+    def expired(self, now: float) -> list[int]:
+        """Leases whose time is over."""
+        return [g.lease for g in self.leases.values() if g.until is not None and g.until <= now]
+
+    def held_by(self, client: str) -> list[Granted]:
+        return [g for g in self.leases.values() if g.client == client]
+
+    # --- what was lost -----------------------------------------------------------------------------
+
+    def session_ended(self, device: int, session: int, epoch: int) -> list[Lost]:
+        """The device server says that the worker is gone that had this session at that epoch."""
+        holder = next((g for g in self.leases.values() if g.epoch == epoch), None)
+        ended = [s for s in holder.shares if s.part == (device, session)] if holder else []
+        return self.lose(lambda share: share in ended)
+
+    def reconcile(self, devices: set[int], held: Iterable[Held]) -> tuple[list[Held], list[Lost]]:
+        """A node is back with `devices`, whose servers hold `held`.
+
+        Returns what they must revoke (late holders: the lease has ended here, or is another one by
+        now) and what leases have lost (nobody holds it there any more).
+        """
+        known = {
+            Held(s.device, s.session, g.lease, g.epoch)
+            for g in self.leases.values()
+            for s in g.shares
+            if s.device in devices
+        }
+        there = set(held)
+        gone = {(h.device, h.session) for h in known - there}
+        lost = self.lose(lambda share: share.part in gone)
+        return sorted(there - known, key=lambda h: (h.device, h.session)), lost
+
+    def lose(self, is_lost: Callable[[Share], bool]) -> list[Lost]:
+        """Takes the shares for which `is_lost(share)` from their leases."""
+        found = []
+        for granted in list(self.leases.values()):
+            gone = tuple(s for s in granted.shares if is_lost(s))
+            if not gone:
+                continue
+            kept = tuple(s for s in granted.shares if s not in gone)
+            if kept:
+                self.leases[granted.lease] = replace(granted, shares=kept)
+            else:
+                del self.leases[granted.lease]
+            found.append(Lost(granted.lease, gone, ended=not kept))
+        return found
+
+    # --- refusals ----------------------------------------------------------------------------------
+
+    def _check_quota(self, client: str, count: int, memory_bytes: int) -> None:
+        quota = self.quotas.get(client)
+        if quota is None:
+            return
+        shares = [s for g in self.held_by(client) for s in g.shares]
+        devices = len(shares) + count
+        total = sum(s.memory_bytes for s in shares) + memory_bytes
+        if quota.devices is not None and devices > quota.devices:
+            raise LeaseRefused(
+                f"{client} may hold {quota.devices} device(s) at once and would hold {devices}. "
+                "End another program, or ask the pool's owner for more."
+            )
+        if quota.memory_bytes is not None and total > quota.memory_bytes:
+            raise LeaseRefused(
+                f"{client} may hold {quota.memory_bytes} bytes at once and would hold {total}. "
+                "Ask for less memory, or ask the pool's owner for more."
+            )
+
+    def _quota_left_bytes(self, client: str) -> int:
+        quota = self.quotas.get(client)
+        if quota is None or quota.memory_bytes is None:
+            return 2**63
+        held = sum(s.memory_bytes for g in self.held_by(client) for s in g.shares)
+        return max(0, quota.memory_bytes - held)
+
+    def _session(self, avoid: frozenset[int]) -> int:
         """The next free number, in a circle: one that was just given back is used last."""
         taken = avoid | {s.session for g in self.leases.values() for s in g.shares}
         circle = ((self.next_session - 1 + i) % SESSIONS_MAX + 1 for i in range(SESSIONS_MAX))
@@ -107,14 +261,3 @@ class LeaseTable:
             raise LeaseRefused(f"all {SESSIONS_MAX} session numbers of the pool are in use")
         self.next_session = found % SESSIONS_MAX + 1
         return found
-
-    def _too_little(self, count: int, memory_bytes: int | None, fitting: int) -> str:
-        wanted = "any memory" if memory_bytes is None else f"{memory_bytes} bytes"
-        free = ", ".join(
-            f"{d.name}: {d.free_bytes} of {d.memory_bytes} bytes free"
-            for d in self.devices.values()
-        )
-        return (
-            f"{count} device(s) with {wanted} free were asked for, {fitting} have that ({free}). "
-            "Ask for less memory, or wait until another program ends."
-        )

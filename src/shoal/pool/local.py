@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import secrets
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,13 +12,13 @@ from types import TracebackType
 
 import msgspec
 
-from shoal.errors import LeaseError, PoolStartError, ProtocolError
+from shoal.errors import LeaseError, PoolStartError
 from shoal.pool import messages
-from shoal.pool.head import socket_name
+from shoal.pool.client import LOCAL_PREFIX as URL_PREFIX
+from shoal.pool.client import ask
 from shoal.pool.spec import DeviceSpec, parse_device
 
-URL_PREFIX = "shoal+local://"
-START_TIMEOUT_S = 60.0  # torch's first import from a cold disk can take a while
+__all__ = ["URL_PREFIX", "Pool", "ask", "default_devices", "describe", "up"]
 
 
 class Pool:
@@ -33,7 +32,7 @@ class Pool:
         self._id = secrets.token_hex(8)
         self._owner_pid = os.getpid()
         encoded = msgspec.json.encode(list(specs)).decode()
-        command = [sys.executable, "-m", "shoal.pool.head", self._id, str(os.getpid()), encoded]
+        command = [sys.executable, "-m", "shoal.pool.embedded", self._id, str(os.getpid()), encoded]
         self._head = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
         )
@@ -108,31 +107,6 @@ def default_devices() -> list[str]:
         if module is not None and module.is_available():
             return [f"{kind}:{i}" for i in range(module.device_count())]
     return ["cpu"]
-
-
-def ask(url: str, request: messages.Message) -> tuple[socket.socket, messages.Message]:
-    """Sends one request to a pool's head and waits for the answer. The connection stays open."""
-    if not url.startswith(URL_PREFIX):
-        raise LeaseError(
-            f"{url!r} is no pool that this version can reach; a pool on this machine is named like "
-            f"{URL_PREFIX}… (see the url of shoal.up())"
-        )
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.settimeout(START_TIMEOUT_S)
-        connection.connect(socket_name(url.removeprefix(URL_PREFIX), "head"))
-        messages.send(connection, request)
-        answer, _ = messages.receive(connection)
-    except (OSError, ProtocolError) as error:
-        connection.close()
-        raise LeaseError(
-            f"the pool {url} cannot be reached: {error}. Is the program that started it still "
-            "running? Unset SHOAL_POOL to use a pool of this program's own."
-        ) from None
-    if isinstance(answer, messages.Refusal):
-        connection.close()
-        raise LeaseError(answer.reason)
-    return connection, answer
 
 
 def describe(url: str) -> list[messages.DeviceInfo]:

@@ -12,33 +12,51 @@ import os
 import socket
 import struct
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from shoal.errors import ProtocolError
+from shoal.pool.limits import (
+    DEVICES_PER_LEASE_MAX,
+    DEVICES_PER_NODE_MAX,
+    FRAME_BYTES_MAX,
+    NAME_CHARS_MAX,
+    SESSIONS_MAX,
+    TEXT_CHARS_MAX,
+)
 
-FRAME_BYTES_MAX = 256 * 1024
+Name = Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
+Text = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
+Pem = Annotated[str, Meta(max_length=4096)]
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Device = Annotated[int, Meta(ge=0, lt=2**31)]
+# Device number and session: a lease has one session number, and a part of it on each of its devices.
+SessionPart = tuple[Count, Count]
 
 
 class Versions(msgspec.Struct, frozen=True):
     """What must be the same for client and device server."""
 
-    shoal: str
-    torch: str
-    protocol: int
+    shoal: Name
+    torch: Name
+    protocol: Count
 
 
 class DeviceInfo(msgspec.Struct, frozen=True):
     """A device as the head knows it."""
 
-    number: int
-    name: str
-    device: str
-    memory_bytes: int
-    free_bytes: int
-    sessions: int
+    number: Count
+    name: Name
+    device: Name
+    memory_bytes: Count
+    free_bytes: Count
+    sessions: Count
     speed: float
-    threads: int
+    threads: Count
+    kind: Name = ""  # what `kind=` of a request is looked for in: "cpu", "NVIDIA A100-SXM4-40GB"
+    node: Name = ""
 
 
 # --- client and head -------------------------------------------------------------------------------
@@ -55,56 +73,359 @@ class PoolInfo(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskLease(msgspec.Struct, frozen=True, tag=True):
-    """Client → head: devices for me, for as long as this connection is open."""
+    """Client → head: devices for me, for as long as I am there."""
 
     devices: int | None  # None: one
     memory_bytes: int | None  # of each; None: all that is free
-    sessions_in_use: list[int]  # numbers that tensors of older leases of this client still carry
+    # Numbers that tensors of older leases of this client still carry.
+    sessions_in_use: Annotated[list[Count], Meta(max_length=SESSIONS_MAX)]
+    fraction: float | None = None  # of each device's memory, instead of memory_bytes
+    kind: Annotated[str, Meta(max_length=256)] | None = None  # "a100|v100"
+    duration_s: float | None = None  # None: until it is given back
+    program: Annotated[str, Meta(max_length=200)] = ""  # for people who look at the pool
+
+
+class NetworkEndpoint(msgspec.Struct, frozen=True):
+    """Where a device server listens with TLS, and who it must prove to be."""
+
+    host: Annotated[str, Meta(max_length=255)]  # "": the host at which the head was reached
+    port: Annotated[int, Meta(ge=1, lt=65536)]
+    server_name: Name  # in the certificate of its node
 
 
 class GrantedDevice(msgspec.Struct, frozen=True):
     info: DeviceInfo
-    address: str  # of the device server's socket
-    token: str  # shown once to the device server
-    session: int
+    address: Text  # of the device server's Unix socket, for clients on its machine
+    token: Name  # shown once to the device server
+    session: Count
+    machine: Name = ""  # the machine on which `address` means something
+    network: NetworkEndpoint | None = None
+
+    @property
+    def part(self) -> SessionPart:
+        return self.info.number, self.session
 
 
 class Lease(msgspec.Struct, frozen=True, tag=True):
     """Head → client: yours."""
 
-    lease: int
-    epoch: int
+    lease: Count
+    epoch: Count
     devices: list[GrantedDevice]
+    secret: Name = ""  # shown to come back to the lease; empty: it ends with this connection
+
+
+class Resume(msgspec.Struct, frozen=True, tag=True):
+    """Client → head: the lease that I had, on a new connection."""
+
+    lease: Count
+    epoch: Count
+    secret: Name
+
+
+class Resumed(msgspec.Struct, frozen=True, tag=True):
+    """Head → client: it is still yours."""
+
+    parts: list[SessionPart]  # those of it that are still there
+
+
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """Client → head: I give this connection's lease back."""
+
+
+class SessionsLost(msgspec.Struct, frozen=True, tag=True):
+    """Head → client: these parts of your lease's session are over, and why."""
+
+    parts: list[SessionPart]
+    reason: Text
+
+
+class SessionUse(msgspec.Struct, frozen=True):
+    """What a session has done so far on one device, as its client counts it."""
+
+    device: Count
+    session: Count
+    memory_bytes: Count
+    calls: Count
+    bytes_in: Count
+    bytes_out: Count
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """Either way: I am here."""
+
+    uses: Annotated[list[SessionUse], Meta(max_length=DEVICES_PER_NODE_MAX)] = []
 
 
 class Refusal(msgspec.Struct, frozen=True, tag=True):
     """Anyone → client: no, and why."""
 
-    reason: str
+    reason: Text
 
 
-# --- head and device server ------------------------------------------------------------------------
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """Head → client: it is done."""
+
+    text: Text = ""
+
+
+# --- looking at the pool, and governing it ---------------------------------------------------------
+
+
+class Look(msgspec.Struct, frozen=True, tag=True):
+    """Client → head: how are you?"""
+
+
+class NodeInfo(msgspec.Struct, frozen=True):
+    name: Name
+    state: Name  # "starting", "up", or "absent" while the head waits for it to come back
+    devices: Count
+    last_beat_s: float  # ago
+    failures: Annotated[list[Text], Meta(max_length=DEVICES_PER_NODE_MAX)] = []
+    clock_ahead_s: float = 0.0  # of the head's
+
+
+class SessionInfo(msgspec.Struct, frozen=True):
+    session: Count
+    lease: Count
+    epoch: Count
+    client: Name
+    program: Text
+    device: Count
+    granted_bytes: Count
+    since: float  # Unix time
+    use: SessionUse | None = None
+
+    @property
+    def part(self) -> SessionPart:
+        return self.device, self.session
+
+
+class PoolStatus(msgspec.Struct, frozen=True, tag=True):
+    """Head → client: like this."""
+
+    pool: Name
+    shoal: Name
+    pid: Count
+    started: float  # Unix time
+    now: float  # Unix time at the head: a clock that differs is worth knowing of
+    listen: Text  # "" on this machine only
+    nodes: list[NodeInfo]
+    devices: list[DeviceInfo]
+    sessions: list[SessionInfo]
+
+
+class MakeCode(msgspec.Struct, frozen=True, tag=True):
+    """Owner → head: a code with which one client or node can join."""
+
+    role: Name
+    ttl_s: float
+    devices_max: Count | None = None  # what its bearer may lease at once
+    memory_bytes_max: Count | None = None
+
+
+class Code(msgspec.Struct, frozen=True, tag=True):
+    """Head → owner."""
+
+    code: Name
+    expires: float  # Unix time
+
+
+class RevokeClient(msgspec.Struct, frozen=True, tag=True):
+    """Owner → head: this client or node is no longer welcome."""
+
+    name: Name
+
+
+class ListClients(msgspec.Struct, frozen=True, tag=True):
+    """Owner → head: who has joined?"""
+
+
+class ClientInfo(msgspec.Struct, frozen=True):
+    name: Name
+    role: Name
+    joined: float  # Unix time
+    expires: float  # Unix time
+    revoked: float | None  # Unix time
+    devices_max: Count | None
+    memory_bytes_max: Count | None
+    leases: Count
+
+
+class ClientList(msgspec.Struct, frozen=True, tag=True):
+    """Head → owner: these."""
+
+    clients: list[ClientInfo]
+
+
+class ReadAudit(msgspec.Struct, frozen=True, tag=True):
+    """Owner → head: the newest entries of the audit log."""
+
+    count: Annotated[int, Meta(ge=1, le=500)]
+
+
+class AuditEntry(msgspec.Struct, frozen=True):
+    at: float  # Unix time
+    actor: Name
+    action: Name
+    detail: Text
+
+
+class AuditLog(msgspec.Struct, frozen=True, tag=True):
+    """Head → owner."""
+
+    entries: list[AuditEntry]  # oldest first
+
+
+# --- joining: the only request that needs no certificate -------------------------------------------
+
+
+class Join(msgspec.Struct, frozen=True, tag=True):
+    """Stranger → head: a code's secret part, and a key to be certified."""
+
+    code_id: Name
+    secret: Name
+    role: Name
+    name: Name  # wished for; the head may add a number
+    request: Pem  # PKCS #10
+
+
+class Joined(msgspec.Struct, frozen=True, tag=True):
+    """Head → newcomer: welcome."""
+
+    name: Name
+    pool: Name
+    certificate: Pem
+    authority: Pem
+
+
+# --- agent and device server -----------------------------------------------------------------------
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """Device server → head: torch is loaded, sessions can start."""
+    """Device server → agent: torch is loaded, sessions can start."""
 
-    memory_bytes: int
-    threads: int
+    memory_bytes: Count
+    threads: Count
+    kind: Name = ""
 
 
 class Grant(msgspec.Struct, frozen=True, tag=True):
     """Head → device server: a client with this token may have a session."""
 
-    token: str
-    session: int
-    memory_bytes: int
+    token: Name
+    session: Count
+    memory_bytes: Count
+    lease: Count = 0
+    epoch: Count = 0
+    client: Name = ""
 
 
 class Revoke(msgspec.Struct, frozen=True, tag=True):
-    """Head → device server: end this session if it runs, and forget its grant."""
+    """Agent → device server: end this session if it runs, and forget its grant."""
 
-    session: int
+    session: Count
+
+
+class SessionEnded(msgspec.Struct, frozen=True, tag=True):
+    """Device server → agent: this session's worker is gone."""
+
+    session: Count
+    epoch: Count
+    reason: Text = ""
+
+
+# --- head and agent --------------------------------------------------------------------------------
+
+
+class NodeDevice(msgspec.Struct, frozen=True):
+    """A device that is ready, as its agent announces it."""
+
+    index: Device
+    name: Name
+    device: Name
+    kind: Name
+    memory_bytes: Count
+    speed: float
+    threads: Count
+    address: Text
+    port: Annotated[int, Meta(ge=0, lt=65536)] = 0  # 0: not on the network
+
+
+class HeldSession(msgspec.Struct, frozen=True):
+    """A session that a device server has a grant or a worker for."""
+
+    device: Device
+    session: Count
+    lease: Count
+    epoch: Count
+
+
+class NodeHello(msgspec.Struct, frozen=True, tag=True):
+    """Agent → head: this node is here; this is what it has and holds."""
+
+    node: Name
+    machine: Name
+    shoal: Name
+    now: float  # Unix time there
+    starting: bool  # some devices are not ready yet
+    declared: Annotated[list[Name], Meta(max_length=DEVICES_PER_NODE_MAX)]  # all, ready or not
+    devices: Annotated[list[NodeDevice], Meta(max_length=DEVICES_PER_NODE_MAX)]
+    held: Annotated[list[HeldSession], Meta(max_length=SESSIONS_MAX)]
+    host: Annotated[str, Meta(max_length=255)] = ""  # where its device servers listen
+
+
+class NodeWelcome(msgspec.Struct, frozen=True, tag=True):
+    """Head → agent."""
+
+    pool: Name
+    beat_s: float  # 0: none, the connection itself tells
+
+
+class DeviceUp(msgspec.Struct, frozen=True, tag=True):
+    """Agent → head: one more device is ready."""
+
+    device: NodeDevice
+    starting: bool  # others are not ready yet
+
+
+class DeviceDown(msgspec.Struct, frozen=True, tag=True):
+    """Agent → head: a device server has ended."""
+
+    index: Device
+    reason: Text
+    starting: bool  # others are not ready yet
+
+
+class NodeGrant(msgspec.Struct, frozen=True, tag=True):
+    """Head → agent → device server `index`."""
+
+    index: Device
+    grant: Grant
+
+
+class NodeGranted(msgspec.Struct, frozen=True, tag=True):
+    """Agent → head: device server `index` has the grant, so its client may come."""
+
+    index: Device
+    session: Count
+    epoch: Count
+
+
+class NodeRevoke(msgspec.Struct, frozen=True, tag=True):
+    """Head → agent → device server `index`."""
+
+    index: Device
+    session: Count
+
+
+class NodeSessionEnded(msgspec.Struct, frozen=True, tag=True):
+    """Device server `index` → agent → head."""
+
+    index: Device
+    session: Count
+    epoch: Count
+    reason: Text
 
 
 # --- client and device server ----------------------------------------------------------------------
@@ -114,24 +435,34 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     """Client → device server, with the descriptor of the client's host region."""
 
     versions: Versions
-    token: str
-    host_bytes: int
-    devices: int = 1  # of the lease; where there are several, `Peers` follows the answer
+    token: Name
+    host_bytes: Count
+    # Of the lease; where there are several, `Peers` follows the answer.
+    devices: Annotated[int, Meta(ge=1, le=DEVICES_PER_LEASE_MAX)] = 1
+
+
+class Attach(msgspec.Struct, frozen=True, tag=True):
+    """Client → device server over TLS: what Hello is on one machine."""
+
+    versions: Versions
+    token: Name
+    lease: Count
+    epoch: Count
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
     """Worker → client, with the descriptors of the rings. Then the op stream begins."""
 
-    arena_bytes: int
-    worker_pid: int
-    spill_bytes: int = 0  # what the session may hold beyond the device's memory
+    arena_bytes: Count
+    worker_pid: Count
+    spill_bytes: Count = 0  # what the session may hold beyond the device's memory
 
 
 class Peer(msgspec.Struct, frozen=True):
     """A device of the lease, as its other devices see it."""
 
-    name: str
-    arena_bytes: int
+    name: Name
+    arena_bytes: Count
 
 
 class Peers(msgspec.Struct, frozen=True, tag=True):
@@ -139,7 +470,7 @@ class Peers(msgspec.Struct, frozen=True, tag=True):
     places and arena), or two where a device has no arena to map. Then the op stream begins.
     """
 
-    devices: list[Peer]
+    devices: Annotated[list[Peer], Meta(max_length=DEVICES_PER_LEASE_MAX)]
 
 
 Message = (
@@ -147,11 +478,38 @@ Message = (
     | PoolInfo
     | AskLease
     | Lease
+    | Resume
+    | Resumed
+    | Release
+    | SessionsLost
+    | Beat
     | Refusal
+    | Done
+    | Look
+    | PoolStatus
+    | MakeCode
+    | Code
+    | RevokeClient
+    | ListClients
+    | ClientList
+    | ReadAudit
+    | AuditLog
+    | Join
+    | Joined
+    | NodeHello
+    | NodeWelcome
+    | DeviceUp
+    | DeviceDown
+    | NodeGrant
+    | NodeGranted
+    | NodeRevoke
+    | NodeSessionEnded
     | Ready
     | Grant
     | Revoke
+    | SessionEnded
     | Hello
+    | Attach
     | Welcome
     | Peers
 )
@@ -183,6 +541,19 @@ def encode(message: Message) -> bytes:
     """One frame."""
     body = msgspec.msgpack.encode(message)
     return struct.pack("<I", len(body)) + body
+
+
+def refusal(reason: str) -> Refusal:
+    """A refusal whose text fits its frame."""
+    return Refusal(reason[:TEXT_CHARS_MAX])
+
+
+def decode(body: bytes) -> Message:
+    """The message in a frame's body."""
+    try:
+        return _decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"a frame is malformed: {error}") from None
 
 
 def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
@@ -218,9 +589,10 @@ def receive(sock: socket.socket, fds_max: int = 0) -> tuple[Message, list[int]]:
 class Inbox:
     """Collects the bytes of one connection until whole frames are there."""
 
-    def __init__(self, fds_max: int = 0) -> None:
+    def __init__(self, fds_max: int = 0, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self.fds: list[int] = []
         self._fds_max = fds_max
+        self._frame_bytes_max = frame_bytes_max
         self._bytes = bytearray()
 
     def read(self, sock: socket.socket) -> bool:
@@ -250,13 +622,12 @@ class Inbox:
         if len(self._bytes) < 4:
             return None
         length = int(struct.unpack_from("<I", self._bytes)[0])
-        if length > FRAME_BYTES_MAX:
-            raise ProtocolError(f"a frame of {length} bytes is over the limit of {FRAME_BYTES_MAX}")
+        if length > self._frame_bytes_max:
+            raise ProtocolError(
+                f"a frame of {length} bytes is over the limit of {self._frame_bytes_max}"
+            )
         if len(self._bytes) < 4 + length:
             return None
         body = bytes(self._bytes[4 : 4 + length])
         del self._bytes[: 4 + length]
-        try:
-            return _decoder.decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ProtocolError(f"a frame is malformed: {error}") from None
+        return decode(body)

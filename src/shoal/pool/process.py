@@ -6,6 +6,10 @@ import ctypes
 import os
 import select
 import signal
+import socket
+import struct
+
+from shoal.errors import ProtocolError
 
 _PR_SET_PDEATHSIG = 1
 
@@ -37,3 +41,17 @@ def exit_reason(status: int) -> str:
     if status < 0:
         return f"it was killed by {signal.Signals(-status).name}"
     return f"it ended with exit code {status}"
+
+
+def peer_credentials(connection: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end of a Unix socket, as the kernel knows them."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", data)
+    return pid, uid
+
+
+def check_same_user(connection: socket.socket) -> None:
+    """Sockets of a pool on one machine are for the user who started it."""
+    _, uid = peer_credentials(connection)
+    if uid not in (os.getuid(), 0):
+        raise ProtocolError("this pool belongs to another user of the machine")

@@ -1,7 +1,9 @@
 """A device server: owns one device, preloads torch, and forks one worker per session.
 
-It stays single-threaded and never computes, so that forking is safe (and, on CUDA, so that no
-context exists before the fork).
+Clients on this machine come to its Unix socket and pass memory; those elsewhere come to its door
+(door.py), where it listens with TLS. It keeps the device's ledger: all workers together never have
+more memory than the device offers. It stays single-threaded and never computes, so that forking is
+safe (and, on CUDA, so that no context exists before the fork).
 """
 
 from __future__ import annotations
@@ -10,26 +12,27 @@ import os
 import selectors
 import signal
 import socket
-import struct
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from shoal.errors import ProtocolError
-from shoal.pool import messages, process
+from shoal.pool import door, limits, messages, process
 from shoal.pool.spec import DeviceSpec, default_threads, host_memory_bytes, spill
 
 if TYPE_CHECKING:
     from shoal import _core
 
 HELLO_TIMEOUT_S = 2.0  # a client on this machine has its greeting ready
-DEVICES_MAX = 32  # of one lease
+PEERS_TIMEOUT_S = 30.0  # while the client opens the other devices of its lease, one by one
 GREETINGS_MAX = 64  # connections that have not yet said who they are
+DYING_S = 2.0  # for a killed worker to be gone, so that its memory can be given to another
 
 
 @dataclass
@@ -40,44 +43,67 @@ class Greeting:
     inbox: messages.Inbox = field(default_factory=lambda: messages.Inbox(fds_max=1))
 
 
-class DeviceServer:
-    """Accepts sessions that the head has granted, until the head is gone."""
+@dataclass
+class Session:
+    """A worker and the grant that it lives by."""
 
-    def __init__(self, spec: DeviceSpec, listener: socket.socket, head: socket.socket) -> None:
+    grant: messages.Grant
+    pid: int
+    pidfd: int
+
+
+class DeviceServer:
+    """Accepts sessions that the head has granted, until its agent is gone."""
+
+    def __init__(
+        self,
+        spec: DeviceSpec,
+        listener: socket.socket,
+        agent: socket.socket,
+        network: door.Door | None = None,
+    ) -> None:
         self.spec = spec
         self.listener = listener
-        self.head = head
+        self.agent = agent
+        self.network = network
         self.inbox = messages.Inbox()
         self.memory_bytes = spec.memory_bytes or device_memory_bytes(spec.device)
         self.threads = spec.threads or default_threads()
         self.spill = spill(spec, self.memory_bytes)
         self.grants: dict[str, messages.Grant] = {}  # by token; used once
-        self.workers: dict[int, int] = {}  # session -> pid
+        self.sessions: dict[int, Session] = {}  # by pid, until the worker is reaped
         self.selector = selectors.DefaultSelector()
         self.greetings: dict[socket.socket, Greeting] = {}
 
     def serve(self) -> None:
-        messages.send(self.head, messages.Ready(self.memory_bytes, self.threads))
-        self.selector.register(self.head, selectors.EVENT_READ)
+        ready = messages.Ready(self.memory_bytes, self.threads, device_kind(self.spec))
+        messages.send(self.agent, ready)
+        self.selector.register(self.agent, selectors.EVENT_READ)
         self.selector.register(self.listener, selectors.EVENT_READ)
+        if self.network is not None:
+            self.network.open(self.selector, self.take_network_session)
         while True:
-            ready = {key.fileobj for key, _ in self.selector.select(timeout=0.5)}
-            if self.head in ready and not self._hear_head():
+            keys = [key for key, _ in self.selector.select(timeout=0.5)]
+            ready_now = {key.fileobj for key in keys}
+            if self.agent in ready_now and not self._hear_agent():
                 break
-            if self.listener in ready:
+            if self.listener in ready_now:
                 self._accept()
-            for connection in ready & self.greetings.keys():
+            for connection in ready_now & self.greetings.keys():
                 assert isinstance(connection, socket.socket)
                 self._hear_greeting(connection)
+            for key in keys:
+                if isinstance(key.data, Session):
+                    self._reap(key.data)
             self._drop_late_greetings()
-            self._reap()
-        for pid in self.workers.values():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            if self.network is not None:
+                self.network.hear(ready_now)
+        for session in self.sessions.values():
+            session_kill(session)
 
-    def _hear_head(self) -> bool:
+    def _hear_agent(self) -> bool:
         try:
-            alive = self.inbox.read(self.head)
+            alive = self.inbox.read(self.agent)
         except OSError:
             return False
         while (message := self.inbox.next()) is not None:
@@ -85,11 +111,54 @@ class DeviceServer:
                 self.grants[message.token] = message
             elif isinstance(message, messages.Revoke):
                 self.grants = {t: g for t, g in self.grants.items() if g.session != message.session}
-                pid = self.workers.get(message.session)
-                if pid is not None:
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+                for session in self.sessions.values():
+                    if session.grant.session == message.session:
+                        session_kill(session)
         return alive
+
+    def take_grant(self, token: str) -> messages.Grant:
+        """The grant behind a token, which is used up. Its memory is free when this returns."""
+        grant = self.grants.pop(token, None)
+        if grant is None:
+            raise ProtocolError("the lease is not known here: it ended, or was never granted")
+        deadline = time.monotonic() + DYING_S
+        while self._used_bytes() + grant.memory_bytes > self.memory_bytes:
+            for session in list(self.sessions.values()):
+                if process.has_ended(session.pidfd):
+                    self._reap(session)
+            if time.monotonic() > deadline:
+                raise ProtocolError(
+                    f"{self.spec.name} has no {grant.memory_bytes} bytes left: sessions that ended "
+                    "have not let go of theirs yet"
+                )
+            time.sleep(0.002)
+        return grant
+
+    def _used_bytes(self) -> int:
+        return sum(s.grant.memory_bytes for s in self.sessions.values())
+
+    def take_network_session(self, connection: door.TlsConnection, attach: messages.Attach) -> None:
+        """An authenticated connection from another machine: TLS 1.3 is up, the certificate is of our
+        pool, and its bearer is the one that the grant is for, with the right lease and epoch.
+
+        Here the data plane takes over: fork as `_start_worker` does, and let the worker speak the op
+        stream on `connection`. The child inherits the TLS state; this process then forgets it.
+        """
+        self.take_grant(attach.token)
+        connection.send(
+            messages.Refusal(
+                "this version does not move tensors between machines yet: its op streams need shared "
+                "memory. Run the program on the device's machine."
+            )
+        )
+
+    def grant_for(self, attach: messages.Attach, client: str) -> messages.Grant:
+        """The grant that `attach` is for, without using it up; refused if it is not that client's."""
+        grant = self.grants.get(attach.token)
+        same = grant is not None and (grant.lease, grant.epoch) == (attach.lease, attach.epoch)
+        if grant is None or not same or grant.client != client:
+            raise ProtocolError("the lease is not known here: it ended, or was never granted")
+        return grant
 
     # --- greetings: nobody is waited for, so that a slow or silent client delays nobody else ---------
 
@@ -105,7 +174,7 @@ class DeviceServer:
         """Reads what a client has said; if its token is good, a forked worker takes it over."""
         inbox = self.greetings[connection].inbox
         try:
-            check_same_user(connection)
+            process.check_same_user(connection)
             alive = inbox.read(connection)
             hello = inbox.next()
             if hello is not None:
@@ -123,13 +192,17 @@ class DeviceServer:
         problem = messages.version_mismatch(hello.versions, messages.our_versions())
         if problem:
             raise ProtocolError(problem)
-        grant = self.grants.pop(hello.token, None)
-        if grant is None:
-            raise ProtocolError("the lease is not known here: it ended, or was never granted")
+        self._start_worker(connection, hello, fds[0], self.take_grant(hello.token))
+
+    def _start_worker(
+        self, connection: socket.socket, hello: messages.Hello, host_fd: int, grant: messages.Grant
+    ) -> None:
         pid = os.fork()
         if pid == 0:
-            self._become_worker(connection, hello, fds[0], grant)
-        self.workers[grant.session] = pid
+            self._become_worker(connection, hello, host_fd, grant)
+        session = Session(grant, pid, process.watch(pid))
+        self.sessions[pid] = session
+        self.selector.register(session.pidfd, selectors.EVENT_READ, session)
 
     def _end_greeting(self, connection: socket.socket, refusal: str = "") -> None:
         greeting = self.greetings.pop(connection)
@@ -152,8 +225,12 @@ class DeviceServer:
         try:
             process.die_with_parent_thread()
             self.listener.close()
-            self.head.close()
+            self.agent.close()
             self.selector.close()
+            if self.network is not None:
+                self.network.close()
+            for session in self.sessions.values():
+                os.close(session.pidfd)
             for other in self.greetings.keys() - {connection}:
                 other.close()
             connection.settimeout(None)
@@ -164,7 +241,7 @@ class DeviceServer:
             disk_spill = int(self.spill.disk_bytes * share)
             worker = _core.Worker(
                 socket=os.dup(connection.fileno()),
-                client_pidfd=process.watch(peer_credentials(connection)[0]),
+                client_pidfd=process.watch(process.peer_credentials(connection)[0]),
                 session=grant.session,
                 device=self.spec.device,
                 name=self.spec.name,
@@ -183,7 +260,7 @@ class DeviceServer:
             welcome = messages.Welcome(worker.arena_bytes(), os.getpid(), spill_bytes)
             messages.send(connection, welcome, worker.fds())
             if hello.devices > 1:
-                connection.settimeout(HELLO_TIMEOUT_S)
+                connection.settimeout(PEERS_TIMEOUT_S)
                 add_peers(worker, connection, hello.devices)
             connection.close()
             worker.serve()
@@ -193,18 +270,29 @@ class DeviceServer:
                 messages.send(connection, messages.Refusal(reason))
         os._exit(1)
 
-    def _reap(self) -> None:
-        with suppress(ChildProcessError):
-            while True:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    return
-                self.workers = {s: p for s, p in self.workers.items() if p != pid}
+    def _reap(self, session: Session) -> None:
+        """Its process has ended: the memory is free, and the head is told."""
+        if self.sessions.pop(session.pid, None) is None:
+            return
+        self.selector.unregister(session.pidfd)
+        os.close(session.pidfd)
+        _, status = os.waitpid(session.pid, 0)
+        reason = f"its worker: {process.exit_reason(os.waitstatus_to_exitcode(status))}"
+        grant = session.grant
+        with suppress(OSError):
+            messages.send(self.agent, messages.SessionEnded(grant.session, grant.epoch, reason))
+
+
+def session_kill(session: Session) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(session.pid, signal.SIGKILL)
 
 
 def add_peers(worker: _core.Worker, connection: socket.socket, devices: int) -> None:
     """Hears from the client which other devices its lease has, and lets the worker read them."""
-    message, fds = messages.receive(connection, fds_max=3 * min(devices, DEVICES_MAX))
+    message, fds = messages.receive(
+        connection, fds_max=3 * min(devices, limits.DEVICES_PER_LEASE_MAX)
+    )
     if not isinstance(message, messages.Peers) or len(message.devices) != devices:
         raise ProtocolError(f"a lease of {devices} devices says so with Peers")
     for peer in message.devices:
@@ -213,20 +301,6 @@ def add_peers(worker: _core.Worker, connection: socket.socket, devices: int) -> 
             raise ProtocolError("too few descriptors came with Peers")
         worker.add_peer(fds=fds[:count], arena_bytes=peer.arena_bytes, name=peer.name)
         fds = fds[count:]
-
-
-def peer_credentials(connection: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end of a Unix socket, as the kernel knows them."""
-    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, uid, _ = struct.unpack("3i", data)
-    return pid, uid
-
-
-def check_same_user(connection: socket.socket) -> None:
-    """Sockets of a pool on one machine are for the user who started it."""
-    _, uid = peer_credentials(connection)
-    if uid not in (os.getuid(), 0):
-        raise ProtocolError("this pool belongs to another user of the machine")
 
 
 def device_memory_bytes(device: str) -> int:
@@ -240,9 +314,19 @@ def device_memory_bytes(device: str) -> int:
     return int(module.get_device_properties(index).total_memory)
 
 
+def device_kind(spec: DeviceSpec) -> str:
+    """What `kind=` of a request is looked for in."""
+    if spec.kind or spec.device == "cpu":
+        return spec.kind or "cpu"
+    import torch
+
+    module = torch.get_device_module(torch.device(spec.device))
+    return str(module.get_device_name(torch.device(spec.device).index or 0))[:64]
+
+
 def main() -> None:
-    """`python -m shoal.pool.server SPEC_JSON LISTENER_FD HEAD_FD`: started by the head."""
-    spec_text, listener_fd, head_fd = sys.argv[1:4]
+    """`python -m shoal.pool.server SPEC_JSON LISTENER_FD AGENT_FD [DOOR_FD IDENTITY]`, by the agent."""
+    spec_text, listener_fd, agent_fd = sys.argv[1:4]
     process.die_with_parent_thread()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's business
     spec = msgspec.json.decode(spec_text, type=DeviceSpec)
@@ -250,9 +334,13 @@ def main() -> None:
 
     from shoal import _core  # noqa: F401
 
-    server = DeviceServer(
-        spec, socket.socket(fileno=int(listener_fd)), socket.socket(fileno=int(head_fd))
-    )
+    network = None
+    if len(sys.argv) == 6:
+        network = door.Door(socket.socket(fileno=int(sys.argv[4])), Path(sys.argv[5]))
+    listener, agent = (socket.socket(fileno=int(fd)) for fd in (listener_fd, agent_fd))
+    server = DeviceServer(spec, listener, agent, network)
+    if network is not None:
+        network.check = server.grant_for
     server.serve()
 
 

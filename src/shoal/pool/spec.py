@@ -1,4 +1,4 @@
-"""How a device is declared: `cpu`, `cuda:1`, `cpu,memory=160MiB,speed=0.5,threads=1,name=slow`.
+"""How a device is declared: `cpu`, `cuda:1`, `cpu,memory=160MiB,speed=0.5,name=slow,kind=t4`.
 
 `host=` and `disk=` say how much more it may hold than its memory, in host memory and on disk.
 """
@@ -28,7 +28,7 @@ _UNITS = {
     "tib": 2**40,
 }
 _BYTES_MAX = 2**62
-_OPTIONS = ("memory", "host", "disk", "paging", "speed", "threads", "name")
+_OPTIONS = ("memory", "host", "disk", "paging", "speed", "threads", "name", "kind")
 PAGING = ("next-use", "lru")
 _DEVICE = re.compile(r"[a-z]+(:\d+)?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -45,6 +45,7 @@ class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
     paging: str = "next-use"  # "lru": on demand, least recently used first, to compare with
     speed: float = 1.0  # below 1 a CPU device takes 1/speed of the time
     threads: int | None = None  # None: follow OMP_NUM_THREADS, else all cores
+    kind: str = ""  # what it is to `kind=` of a request; empty: what torch says
 
 
 def parse_bytes(text: str) -> int:
@@ -81,6 +82,8 @@ def parse_device(text: str, number: int = 0) -> DeviceSpec:
     name = found.get("name", f"{device}/{number}" if device == "cpu" else device)
     if "name" in found and not _NAME.fullmatch(name):
         raise DeviceSpecError(f"{text!r}: a name is at most 64 letters, digits, '_', '.' or '-'")
+    if "kind" in found and not _NAME.fullmatch(found["kind"]):
+        raise DeviceSpecError(f"{text!r}: a kind is at most 64 letters, digits, '_', '.' or '-'")
     return DeviceSpec(
         device=device,
         name=name,
@@ -90,7 +93,24 @@ def parse_device(text: str, number: int = 0) -> DeviceSpec:
         paging=_paging(text, found.get("paging", "next-use")),
         speed=_speed(text, found.get("speed", "1")),
         threads=_threads(text, found.get("threads")),
+        kind=found.get("kind", ""),
     )
+
+
+def parse_memory(memory: int | float | str | None) -> tuple[int | None, float | None]:
+    """An amount in bytes or a fraction of a device's memory, from "8GiB", "50%", 0.5 or bytes.
+
+    >>> parse_memory("50%")
+    (None, 0.5)
+    """
+    if isinstance(memory, str) and memory.strip().endswith("%"):
+        try:
+            return None, float(memory.strip()[:-1]) / 100
+        except ValueError:
+            raise DeviceSpecError(f"{memory!r} is no fraction; write for example 50%") from None
+    if isinstance(memory, str):
+        return parse_bytes(memory), None
+    return (None, memory) if isinstance(memory, float) else (memory, None)
 
 
 class Spill(msgspec.Struct, frozen=True):

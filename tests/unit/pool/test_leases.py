@@ -1,106 +1,211 @@
-"""The lease table as a state machine: whatever is asked in whatever order, its promises hold."""
+"""The lease table as a state machine: whatever happens in whatever order, its promises hold."""
 
 from __future__ import annotations
 
 import copy
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shoal.pool.leases import SESSIONS_MAX, Granted, LeaseRefused, LeaseTable
+from shoal.pool.leases import SESSIONS_MAX, Granted, Held, LeaseRefused, LeaseTable, Quota, Request
 
 MEMORY = 1000
+CLIENTS = ("ana", "bob", "eve")
+QUOTAS = {"bob": Quota(devices=2), "eve": Quota(memory_bytes=700)}
 
 
 class LeaseMachine(RuleBasedStateMachine):
-    """Drives a table beside the plain list of leases that were granted and not released."""
+    """Drives a table beside a model of its device servers and clients, with nodes that come and go.
 
-    granted: Bundle[int] = Bundle("granted")
+    A node's device servers hold what they were told to hold, also while the head cannot hear them;
+    what they must never do is to hold more than the device's memory once the head can.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = LeaseTable()
-        self.held: dict[int, Granted] = {}
+        self.table = LeaseTable(quotas=dict(QUOTAS))
         self.last_epoch = 0
-        self.next_device = 0
+        self.servers: dict[int, dict[int, Held]] = {}  # device -> session -> what its server holds
+        self.memory: dict[Held, int] = {}  # in bytes
+        self.absent: set[int] = set()
+        self.known: dict[int, Granted] = {}  # what clients believe to hold, some of them wrongly
+        self.ended: set[int] = set()
 
-    @rule()
-    def add_device(self) -> None:
-        self.table.add_device(self.next_device, f"d{self.next_device}", MEMORY)
-        self.next_device += 1
+    # --- devices -----------------------------
 
-    @rule(number=st.integers(0, 5))
-    def lose_device(self, number: int) -> None:
-        self.table.remove_device(number)
+    @rule(memory=st.integers(1, MEMORY))
+    def add_device(self, memory: int) -> None:
+        number = len(self.servers)
+        if number < 5:
+            self.servers[number] = {}
+            self.table.add_device(number, f"d{number}", MEMORY, "cpu", f"n{number % 2}")
+
+    @precondition(lambda self: self.servers)
+    @rule(data=st.data())
+    def node_falls_silent(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.servers)))
+        self.table.absent(number)
+        self.absent.add(number)
+
+    @precondition(lambda self: self.absent)
+    @rule(data=st.data(), restarted=st.booleans(), given_up=st.booleans())
+    def node_returns(self, data: st.DataObject, restarted: bool, given_up: bool) -> None:
+        number = data.draw(st.sampled_from(sorted(self.absent)))
+        if given_up:
+            self.note(self.table.remove_device(number))
+        if restarted:
+            self.servers[number] = {}
+        self.absent.discard(number)
+        self.table.add_device(number, f"d{number}", MEMORY, "cpu", f"n{number % 2}")
+        late, lost = self.table.reconcile({number}, self.servers[number].values())
+        for held in late:
+            del self.servers[number][held.session]
+        self.note(lost)
+
+    @precondition(lambda self: set(self.servers) - self.absent)
+    @rule(data=st.data())
+    def device_server_dies(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(set(self.servers) - self.absent)))
+        self.servers[number] = {}
+        self.note(self.table.remove_device(number))
+        self.table.add_device(number, f"d{number}", MEMORY, "cpu", f"n{number % 2}")
+
+    @rule(data=st.data())
+    def worker_dies(self, data: st.DataObject) -> None:
+        held = [h for n, s in self.servers.items() if n not in self.absent for h in s.values()]
+        if held:
+            one = data.draw(st.sampled_from(held))
+            del self.servers[one.device][one.session]
+            self.note(self.table.session_ended(one.device, one.session, one.epoch))
+
+    def note(self, lost: list) -> None:  # type: ignore[type-arg]
+        self.ended |= {one.lease for one in lost if one.ended}
+
+    # --- leases ------------------------------
 
     @rule(
-        target=granted,
         count=st.integers(-1, 4),
         memory=st.none() | st.integers(-5, MEMORY + 5),
+        fraction=st.none() | st.floats(-0.1, 1.1),
+        kind=st.sampled_from([None, None, "cpu", "a100|cpu", "a100", "|"]),
+        client=st.sampled_from(CLIENTS),
         spare=st.integers(0, 3),
         avoid_most=st.booleans(),
     )
-    def grant(self, count: int, memory: int | None, spare: int, avoid_most: bool) -> int:
+    def grant(
+        self,
+        count: int,
+        memory: int | None,
+        fraction: float | None,
+        kind: str | None,
+        client: str,
+        spare: int,
+        avoid_most: bool,
+    ) -> None:
         # A client may still hold nearly all session numbers in tensors of older leases.
-        avoid = set(range(1, SESSIONS_MAX + 1 - spare)) if avoid_most else set(range(1, spare))
+        avoid = range(1, SESSIONS_MAX + 1 - spare) if avoid_most else range(1, spare)
         before = copy.deepcopy(self.table)
+        request = Request(count, memory, fraction, kind, client, None, frozenset(avoid))
         try:
-            lease = self.table.grant(count, memory, avoid)
+            lease = self.table.grant(request)
         except LeaseRefused:
             assert self.table == before, "a refusal must change nothing"
-            return 0
-        assert len(lease.shares) == count
-        assert len({s.device for s in lease.shares}) == count
+            return
+        assert len({s.device for s in lease.shares}) == len(lease.shares) == count
         assert lease.epoch > self.last_epoch
         self.last_epoch = lease.epoch
         for share in lease.shares:
+            assert share.device not in self.absent, "nobody can tell its server"
             assert share.session not in avoid
             assert share.memory_bytes >= 1
-            assert share.memory_bytes == memory or memory is None
-        self.held[lease.lease] = lease
-        return lease.lease
+            if memory is not None:
+                assert share.memory_bytes == memory
+            held = Held(share.device, share.session, lease.lease, lease.epoch)
+            self.servers[share.device][share.session] = held
+            self.memory[held] = share.memory_bytes
+        self.known[lease.lease] = lease
 
-    @rule(lease=granted)
-    def release(self, lease: int) -> None:
-        assert self.table.release(lease) == self.held.pop(lease, None)
+    @precondition(lambda self: self.known)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        lease = data.draw(st.sampled_from(sorted(self.known)))
+        granted = self.table.release(lease)
+        assert (granted is None) == (lease in self.ended)
+        self.ended.add(lease)
+        for share in granted.shares if granted else ():
+            if share.device not in self.absent:  # a revocation reaches who can be reached
+                self.servers[share.device].pop(share.session, None)
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data(), client=st.sampled_from(CLIENTS), older=st.integers(0, 2))
+    def come_back(self, data: st.DataObject, client: str, older: int) -> None:
+        lease = data.draw(st.sampled_from(sorted(self.known)))
+        held = self.known[lease]
+        rightful = client == held.client and older == 0 and lease not in self.ended
+        try:
+            granted = self.table.resume(lease, held.epoch - older, client)
+            assert rightful, "a late or foreign holder was let in"
+            assert set(granted.shares) <= set(held.shares)
+        except LeaseRefused:
+            assert not rightful
 
     @rule()
-    def release_unknown(self) -> None:
-        assert self.table.release(-1) is None
+    def head_restarts(self) -> None:
+        """A new head knows leases and counters; devices come back one by one."""
+        old = self.table
+        self.table = LeaseTable(quotas=dict(QUOTAS))
+        self.table.restore(old.leases.values(), old.epoch, old.next_session)
+        self.absent = set(self.servers)
+
+    # --- promises ----------------------------
 
     @invariant()
     def sessions_are_held_once(self) -> None:
-        for lease in self.held.values():
+        for lease in self.table.leases.values():
             assert len({s.session for s in lease.shares}) == 1, "a lease is one address space"
-        sessions = [g.shares[0].session for g in self.held.values()]
+        sessions = [g.shares[0].session for g in self.table.leases.values()]
         assert len(sessions) == len(set(sessions))
         assert all(1 <= s <= SESSIONS_MAX for s in sessions)
 
     @invariant()
-    def no_device_grants_more_than_it_has(self) -> None:
-        for device in self.table.devices.values():
-            assert sum(device.granted.values()) <= device.memory_bytes
-            assert 0 <= device.free_bytes <= device.memory_bytes
+    def no_memory_is_leased_twice(self) -> None:
+        for number in self.table.devices:
+            assert self.table.booked_bytes(number) <= MEMORY
+            assert 0 <= self.table.free_bytes(number) <= MEMORY
+        for number, held in self.servers.items():
+            if number not in self.absent:
+                assert sum(self.memory[h] for h in held.values()) <= MEMORY
 
     @invariant()
-    def what_is_granted_is_what_is_held(self) -> None:
-        held = {
-            (s.device, s.session, s.memory_bytes)
-            for g in self.held.values()
-            for s in g.shares
-            if s.device in self.table.devices
-        }
-        booked = {
-            (d.number, session, memory)
-            for d in self.table.devices.values()
-            for session, memory in d.granted.items()
-        }
-        assert booked <= held
-        # A device that was lost and came back under its number starts with nothing granted.
-        assert {b for b in held if b[0] >= self.next_device} == set()
+    def servers_that_are_heard_hold_what_is_leased(self) -> None:
+        for number, held in self.servers.items():
+            if number in self.absent:
+                continue
+            leased = {
+                Held(s.device, s.session, g.lease, g.epoch)
+                for g in self.table.leases.values()
+                for s in g.shares
+                if s.device == number
+            }
+            assert leased == set(held.values())
+
+    @invariant()
+    def quotas_hold(self) -> None:
+        for client, quota in QUOTAS.items():
+            shares = [s for g in self.table.held_by(client) for s in g.shares]
+            assert quota.devices is None or len(shares) <= quota.devices
+            total = sum(s.memory_bytes for s in shares)
+            assert quota.memory_bytes is None or total <= quota.memory_bytes
+
+    @invariant()
+    def a_lease_has_devices(self) -> None:
+        assert all(g.shares for g in self.table.leases.values())
+        assert not set(self.table.leases) & self.ended
 
 
+LeaseMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestLeaseMachine = LeaseMachine.TestCase
 
 
@@ -113,36 +218,64 @@ def table(*memory: int) -> LeaseTable:
 
 def test_the_freest_devices_are_chosen_first() -> None:
     leases = table(100, 300, 200)
-    assert [s.device for s in leases.grant(1, 10, set()).shares] == [1]
-    assert [s.device for s in leases.grant(1, 10, set()).shares] == [2]
-    assert [s.device for s in leases.grant(1, 10, set()).shares] == [0]
+    for expected in (1, 2, 0):
+        granted = leases.grant(Request(1, 10))
+        assert [s.device for s in granted.shares] == [expected]
 
 
 def test_a_lease_without_an_amount_takes_what_is_free() -> None:
     leases = table(100)
-    leases.grant(1, 30, set())
-    assert leases.grant(1, None, set()).shares[0].memory_bytes == 70
+    leases.grant(Request(1, 30))
+    assert leases.grant(Request()).shares[0].memory_bytes == 70
     with pytest.raises(LeaseRefused, match="0 of 100 bytes free"):
-        leases.grant(1, None, set())
+        leases.grant(Request())
+
+
+def test_a_lease_without_an_amount_takes_what_its_client_may_have() -> None:
+    leases = table(100)
+    leases.quotas["eve"] = Quota(memory_bytes=40)
+    assert leases.grant(Request(client="eve")).shares[0].memory_bytes == 40
+    with pytest.raises(LeaseRefused, match="eve may hold 40 bytes"):
+        leases.grant(Request(1, 1, client="eve"))
 
 
 def test_a_released_session_number_is_not_used_again_at_once() -> None:
     leases = table(100)
-    first = leases.grant(1, 10, set())
+    first = leases.grant(Request(1, 10))
     leases.release(first.lease)
-    assert leases.grant(1, 10, set()).shares[0].session != first.shares[0].session
+    assert leases.grant(Request(1, 10)).shares[0].session != first.shares[0].session
 
 
-def test_a_client_may_end_after_its_device_did() -> None:
+def test_a_lease_keeps_its_other_devices() -> None:
     leases = table(100, 100)
-    lease = leases.grant(2, 10, set())
-    leases.remove_device(0)
-    assert leases.release(lease.lease) == lease
-    assert leases.devices[1].granted == {}
+    lease = leases.grant(Request(2, 10))
+    (lost,) = leases.remove_device(0)
+    assert (lost.lease, lost.ended, len(lost.shares)) == (lease.lease, False, 1)
+    (rest,) = leases.remove_device(1)
+    assert rest.ended
+    assert leases.release(lease.lease) is None
+
+
+def test_the_end_of_an_older_session_with_the_same_number_is_not_ours() -> None:
+    leases = table(100)
+    share = leases.grant(Request(1, 10)).shares[0]
+    assert leases.session_ended(0, share.session, epoch=0) == []
+    assert len(leases.leases) == 1
+
+
+def test_leases_end_in_time() -> None:
+    leases = table(100)
+    lease = leases.grant(Request(1, 10, until=5.0)).lease
+    assert leases.expired(4.9) == []
+    assert leases.expired(5.0) == [lease]
 
 
 def test_refusals_say_what_there_is() -> None:
     with pytest.raises(LeaseRefused, match="the pool has 1"):
-        table(100).grant(2, None, set())
+        table(100).grant(Request(2))
     with pytest.raises(LeaseRefused, match="101 bytes"):
-        table(100).grant(1, 101, set())
+        table(100).grant(Request(1, 101))
+    with pytest.raises(LeaseRefused, match="a lease has at most 32"):
+        table(*[100] * 40).grant(Request(33))
+    with pytest.raises(LeaseRefused, match="at most 1"):
+        table(100).grant(Request(1, fraction=1.5))

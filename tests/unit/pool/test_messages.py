@@ -7,7 +7,9 @@ import itertools
 import os
 import socket
 import struct
+import typing
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,32 +20,43 @@ from shoal.errors import ProtocolError
 from shoal.pool import messages
 from shoal.pool.messages import Inbox, Message, Versions, encode
 
-NUMBERS = st.integers(0, 2**63 - 1)
-TEXTS = st.text(max_size=30)
-INFOS = st.builds(
-    messages.DeviceInfo, NUMBERS, TEXTS, TEXTS, NUMBERS, NUMBERS, NUMBERS, st.floats(0, 1), NUMBERS
-)
+
+def values(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
+    """Anything that a field of this type may hold."""
+    match kind:
+        case msgspec.inspect.IntType():
+            return st.integers(kind.ge if kind.ge is not None else -(2**63), kind.le or 2**63 - 1)
+        case msgspec.inspect.FloatType():
+            return st.floats(allow_nan=False)
+        case msgspec.inspect.StrType():
+            return st.text(max_size=min(30, kind.max_length or 30))
+        case msgspec.inspect.BoolType():
+            return st.booleans()
+        case msgspec.inspect.NoneType():
+            return st.none()
+        case msgspec.inspect.ListType():
+            return st.lists(values(kind.item_type), max_size=3)
+        case msgspec.inspect.TupleType():
+            return st.tuples(*map(values, kind.item_types))
+        case msgspec.inspect.UnionType():
+            return st.one_of(*map(values, kind.types))
+        case msgspec.inspect.StructType():
+            fields = {f.name: values(_bounded(f)) for f in kind.fields}
+            return st.builds(kind.cls, **fields)
+    raise AssertionError(f"no strategy for {kind}")
+
+
+def _bounded(field: msgspec.inspect.Field) -> msgspec.inspect.Type:
+    """Ports and counts have bounds of their own; a small positive number is within all of them."""
+    if isinstance(field.type, msgspec.inspect.IntType) and (field.type.lt or field.type.le):
+        least, most = max(1, field.type.ge or 1), min(500, field.type.le or 500)
+        return msgspec.inspect.IntType(ge=least, le=most)
+    return field.type
+
+
+KINDS = typing.get_args(Message)
 MESSAGES: st.SearchStrategy[Message] = st.one_of(
-    st.builds(messages.Describe),
-    st.builds(messages.PoolInfo, st.lists(INFOS, max_size=3)),
-    st.builds(
-        messages.AskLease,
-        st.none() | NUMBERS,
-        st.none() | NUMBERS,
-        st.lists(NUMBERS, max_size=5),
-    ),
-    st.builds(
-        messages.Lease,
-        NUMBERS,
-        NUMBERS,
-        st.lists(st.builds(messages.GrantedDevice, INFOS, TEXTS, TEXTS, NUMBERS), max_size=3),
-    ),
-    st.builds(messages.Refusal, TEXTS),
-    st.builds(messages.Ready, NUMBERS, NUMBERS),
-    st.builds(messages.Grant, TEXTS, NUMBERS, NUMBERS),
-    st.builds(messages.Revoke, NUMBERS),
-    st.builds(messages.Hello, st.builds(Versions, TEXTS, TEXTS, NUMBERS), TEXTS, NUMBERS),
-    st.builds(messages.Welcome, NUMBERS, NUMBERS),
+    *(values(msgspec.inspect.type_info(kind)) for kind in KINDS)
 )
 
 
@@ -97,6 +110,35 @@ def test_a_changed_byte_never_escapes_as_another_error(
     frame[at] ^= data.draw(st.integers(1, 255))
     with contextlib.suppress(ProtocolError):
         read_all([bytes(frame)])
+
+
+def test_every_message_says_who_says_it_to_whom() -> None:
+    for kind in KINDS:
+        assert "→" in kind.__doc__ or "Either way" in kind.__doc__, kind
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        messages.Refusal("x" * 3000),
+        messages.AskLease(1, 1, list(range(3000))),
+        messages.Join("x" * 65, "", "", "", ""),
+        messages.ReadAudit(100_000),
+        messages.NodeRevoke(-1, 5),
+        messages.Revoke(-1),
+        messages.Hello(Versions("", "", 1), "", 1, 33),
+        messages.Peers([messages.Peer("x", 1)] * 33),
+        messages.Resumed([(-1, 5)]),
+    ],
+)
+def test_fields_out_of_bounds_are_refused(message: Message) -> None:
+    with pytest.raises(ProtocolError, match="malformed"):
+        read_all([encode(message)])
+
+
+def test_a_refusal_fits_its_frame() -> None:
+    sent = messages.refusal("x" * 10_000)
+    assert read_all([encode(sent)]) == [sent]
 
 
 def test_a_frame_over_the_limit_is_refused_before_its_bytes_come() -> None:

@@ -1,0 +1,126 @@
+"""Who may use a pool: `shoal join`, `code`, `clients`, `revoke`, `audit`."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from shoal.cli.common import (
+    ago,
+    amount,
+    ask,
+    json_option,
+    local_url,
+    name_option,
+    print_json,
+    print_table,
+)  # fmt: skip
+from shoal.cli.up import address_for_others
+from shoal.pool import home, limits, messages
+from shoal.pool.agent import own_name
+from shoal.pool.client import split_address
+from shoal.pool.spec import parse_bytes
+
+
+@click.command()
+@click.argument("invitation", metavar="CODE@HOST")
+@click.option(
+    "--as", "wished", default=None, help="What the pool calls you. Default: the host name."
+)
+@json_option
+def join(invitation: str, wished: str | None, as_json: bool) -> None:
+    """Make this machine a client of a pool elsewhere.
+
+    Writes one small file that only you can read; from then on device="shoal" means that pool.
+    """
+    from shoal.pool import joining
+
+    made = joining.join(invitation, "client", wished or own_name(), home.identity_file())
+    if as_json:
+        print_json({"name": made.name, "url": made.url, "identity": str(made.path)})
+        return
+    click.echo(f"joined {made.url} as {made.name}; the key is in {made.path}")
+    click.echo('device="shoal" now means that pool. `shoal status` looks at it.')
+
+
+@click.command()
+@click.option(
+    "--node", is_flag=True, help="For a machine that offers devices (`shoal node --join`)."
+)
+@click.option(
+    "--minutes", default=limits.CODE_TTL_S / 60, show_default=True, help="It is good for."
+)
+@click.option("--devices", type=int, help="Most devices that its bearer holds at once.")
+@click.option("--memory", help="Most memory that its bearer holds at once, like 8GiB.")
+@name_option
+@json_option
+def code(
+    node: bool, minutes: float, devices: int | None, memory: str | None, name: str, as_json: bool
+) -> None:
+    """Print a code with which one client or node can join, once."""
+    url = local_url(name)
+    memory_bytes = parse_bytes(memory) if memory is not None else None
+    if devices is not None and devices < 1:
+        raise click.ClickException("--devices: at least one")
+    request = messages.MakeCode("node" if node else "client", minutes * 60, devices, memory_bytes)
+    made = ask(url, request, messages.Code)
+    status = ask(url, messages.Look(), messages.PoolStatus)
+    host, port = split_address(status.listen)
+    verb = "shoal node --join" if node else "shoal join"
+    line = f"{verb} {made.code}@{address_for_others(host, port)}"
+    if as_json:
+        print_json({"command": line, "code": made.code, "expires": made.expires})
+    else:
+        click.echo(line)
+        click.echo(f"good once, for {ago(made.expires - time.time())}", err=True)
+
+
+@click.command()
+@name_option
+@json_option
+def clients(name: str, as_json: bool) -> None:
+    """Who has joined the pool."""
+    found = ask(local_url(name), messages.ListClients(), messages.ClientList).clients
+    if as_json:
+        print_json(found)
+        return
+    now = time.time()
+    rows = [
+        [
+            c.name, c.role, f"{ago(now - c.joined)} ago",
+            "revoked" if c.revoked else f"for {ago(c.expires - now)}", str(c.leases),
+            "-" if c.devices_max is None else str(c.devices_max),
+            "-" if c.memory_bytes_max is None else amount(c.memory_bytes_max),
+        ]
+        for c in found
+    ]  # fmt: skip
+    print_table(["name", "role", "joined", "good", "leases", "devices", "memory"], rows)
+
+
+@click.command()
+@click.argument("who", metavar="NAME")
+@name_option
+@json_option
+def revoke(who: str, name: str, as_json: bool) -> None:
+    """Throw a client or node out: its sessions end now, its certificate opens nothing any more."""
+    done = ask(local_url(name), messages.RevokeClient(who), messages.Done)
+    if as_json:
+        print_json({"revoked": who, "text": done.text})
+    else:
+        click.echo(done.text)
+
+
+@click.command()
+@click.option("--count", default=50, show_default=True, type=click.IntRange(1, 500))
+@name_option
+@json_option
+def audit(count: int, name: str, as_json: bool) -> None:
+    """What happened in the pool, newest last."""
+    found = ask(local_url(name), messages.ReadAudit(count), messages.AuditLog).entries
+    if as_json:
+        print_json(found)
+        return
+    for entry in found:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.at))
+        click.echo(f"{at}  {entry.actor:16}  {entry.action:12}  {entry.detail}")

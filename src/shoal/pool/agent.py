@@ -1,0 +1,334 @@
+"""The agent of a node: starts a device server per device, watches them and speaks for them.
+
+Device servers end with their agent. An agent that loses its head keeps its sessions running and looks
+for the head until it is back. In an embedded pool the agent lives in the head's process, on a socket
+pair, and starts no device server a second time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+import shoal
+from shoal.errors import ProtocolError
+from shoal.pool import home, limits, messages, process
+from shoal.pool.channel import Channel, Closed, open_channel
+from shoal.pool.spec import DeviceSpec
+
+
+@dataclass(frozen=True)
+class Network:
+    """How the node's device servers are reached from elsewhere."""
+
+    host: str  # the address to listen at
+    port: int  # of its first device server, those of the others follow; where taken, any
+    identity: Path  # of the node
+
+
+@dataclass
+class Server:
+    """A device server, as its agent sees it. Made anew each time that it is started."""
+
+    index: int
+    spec: DeviceSpec
+    process: subprocess.Popen[bytes]
+    socket: socket.socket
+    address: str
+    port: int
+    started: float
+    channel: Channel | None = None
+    ready: messages.Ready | None = None
+    ended: bool = False
+    held: dict[int, messages.Grant] = field(default_factory=dict)  # by session
+
+    def announcement(self) -> messages.NodeDevice:
+        assert self.ready is not None
+        return messages.NodeDevice(
+            index=self.index,
+            name=self.spec.name,
+            device=self.spec.device,
+            kind=self.ready.kind,
+            memory_bytes=self.ready.memory_bytes,
+            speed=self.spec.speed,
+            threads=self.ready.threads,
+            address=self.address,
+            port=self.port,
+        )
+
+
+def start_server(
+    pool_id: str, node: str, index: int, spec: DeviceSpec, network: Network | None
+) -> Server:
+    """Starts a device server and opens its sockets for it."""
+    address = home.socket_name(pool_id, f"{node}/device-{index}" if node else f"device-{index}")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(address)
+    listener.listen(64)
+    ours, theirs = socket.socketpair()
+    opened = [listener, theirs]
+    arguments = [msgspec.json.encode(spec).decode(), str(listener.fileno()), str(theirs.fileno())]
+    port = 0
+    if network is not None:
+        door = _open_door(network, index)
+        port = int(door.getsockname()[1])
+        opened.append(door)
+        arguments += [str(door.fileno()), str(network.identity)]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "shoal.pool.server", *arguments],
+        pass_fds=[s.fileno() for s in opened],
+        stdin=subprocess.DEVNULL,
+        stdout=2,  # our own may be a pipe that nobody reads
+    )
+    for each in opened:
+        each.close()
+    return Server(index, spec, child, ours, address, port, time.monotonic())
+
+
+def _open_door(network: Network, index: int) -> socket.socket:
+    family = _family(network.host)
+    with suppress(OSError):
+        return socket.create_server((network.host, network.port + index), family=family, backlog=64)
+    return socket.create_server((network.host, 0), family=family, backlog=64)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+class Agent:
+    def __init__(
+        self,
+        pool_id: str,
+        node: str,
+        specs: list[DeviceSpec],
+        *,
+        network: Network | None = None,
+        restart: bool,
+    ) -> None:
+        self.pool_id = pool_id
+        self.node = node
+        self.network = network
+        self.restart = restart
+        self.head: Channel | None = None
+        self.on_settled: Callable[[], None] | None = None  # once: the head knows all there is
+        # In an embedded pool the node has no name: nobody needs to tell it from others.
+        self.servers = [self._start(i, spec) for i, spec in enumerate(specs)]
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._welcomed = False
+
+    def _start(self, index: int, spec: DeviceSpec) -> Server:
+        return start_server(self.pool_id, self.node, index, spec, self.network)
+
+    @property
+    def starting(self) -> bool:
+        return any(s.ready is None and not s.ended for s in self.servers)
+
+    async def run(self, connect: Callable[[], Awaitable[Channel]], *, forever: bool) -> None:
+        """Speaks to the head; with `forever`, to each that follows it."""
+        for server in self.servers:
+            self._spawn(self._watch(server))
+        said = ""
+        while True:
+            pause_s = limits.RETRY_S
+            try:
+                channel = await connect()
+                await self._speak(channel)
+            except (Closed, OSError):
+                pass  # it is away, and will be back
+            except ProtocolError as error:  # it does not want us, or is not what it seems
+                pause_s = limits.REFUSED_S
+                if str(error) != said:
+                    said = str(error)
+                    print(f"shoal: the head says: {said}", file=sys.stderr, flush=True)
+            self.head = None
+            if not forever:
+                return
+            await asyncio.sleep(pause_s)
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- the head ----------------------------------------------------------------------------------
+
+    async def _speak(self, channel: Channel) -> None:
+        """Says what is here, then goes on as long as the connection lasts."""
+        channel.send(self._hello())
+        self.head = channel  # what happens from now on is told after the hello
+        for server in self.servers:
+            if server.ended:
+                self._say(messages.DeviceDown(server.index, _why(server), self.starting))
+        patience_s: float | None = limits.ANSWER_S
+        beating: asyncio.Future[None] | None = None
+        try:
+            while True:
+                message = await channel.receive(patience_s)
+                if isinstance(message, messages.NodeWelcome):
+                    patience_s = limits.SILENCE_S if message.beat_s else None
+                    beating = asyncio.ensure_future(self._beat(channel, message.beat_s))
+                    self._welcomed = True
+                    self._settle()
+                else:
+                    self._hear(message)
+        finally:
+            if beating is not None:
+                beating.cancel()
+            channel.abort()
+
+    def _hello(self) -> messages.NodeHello:
+        ready = [s for s in self.servers if s.ready is not None and not s.ended]
+        held = [
+            messages.HeldSession(s.index, g.session, g.lease, g.epoch)
+            for s in ready
+            for g in s.held.values()
+        ]
+        return messages.NodeHello(
+            node=self.node,
+            machine=home.machine_id(),
+            shoal=shoal.__version__,
+            now=time.time(),
+            starting=self.starting,
+            declared=[s.spec.name for s in self.servers],
+            devices=[s.announcement() for s in ready],
+            held=held[: limits.SESSIONS_MAX],
+        )
+
+    async def _beat(self, channel: Channel, beat_s: float) -> None:
+        while beat_s > 0:
+            channel.send(messages.Beat())
+            await asyncio.sleep(beat_s)
+
+    def _settle(self) -> None:
+        if self._welcomed and not self.starting and self.on_settled is not None:
+            settled, self.on_settled = self.on_settled, None
+            settled()
+
+    def _say(self, message: messages.Message) -> None:
+        if self.head is not None:
+            self.head.send(message)
+
+    def _hear(self, message: messages.Message) -> None:
+        match message:
+            case messages.Beat():
+                return
+            case messages.Refusal(reason):
+                raise ProtocolError(reason)
+            case messages.NodeGrant(index, grant):
+                server = self._server(index)
+                if server is None:
+                    return  # it has just ended: the head will hear of it
+                server.held[grant.session] = grant
+                assert server.channel is not None
+                server.channel.send(grant)
+                self._say(messages.NodeGranted(index, grant.session, grant.epoch))
+            case messages.NodeRevoke(index, session):
+                server = self._server(index)
+                if server is None:
+                    return
+                server.held.pop(session, None)
+                assert server.channel is not None
+                server.channel.send(messages.Revoke(session))
+            case _:
+                raise ProtocolError(f"a head does not say {type(message).__name__}")
+
+    def _server(self, index: int) -> Server | None:
+        if not 0 <= index < len(self.servers):
+            raise ProtocolError(f"the head spoke of device {index}, which is not here")
+        server = self.servers[index]
+        return server if server.ready is not None and not server.ended else None
+
+    # --- device servers ----------------------------------------------------------------------------
+
+    async def _watch(self, server: Server) -> None:
+        """Listens to a device server until it ends; then starts it again, if that is wanted."""
+        attempt = 0
+        while True:
+            await self._hear_server(server)
+            if not self.restart:
+                return
+            lived_s = time.monotonic() - server.started
+            attempt = 0 if lived_s > 30 else attempt + 1
+            if attempt > 1:
+                await asyncio.sleep(min(limits.RESTART_BACKOFF_MAX_S, 0.25 * 2**attempt))
+            server = await self._start_again(server)
+            self.servers[server.index] = server
+
+    async def _start_again(self, server: Server) -> Server:
+        while True:
+            try:
+                return self._start(server.index, server.spec)
+            except OSError as error:  # a worker that is just ending may hold the old socket
+                print(f"shoal: {server.spec.name}: {error}", file=sys.stderr, flush=True)
+                await asyncio.sleep(limits.RETRY_S)
+
+    async def _hear_server(self, server: Server) -> None:
+        server.channel = await open_channel(server.socket)
+        try:
+            while True:
+                message = await server.channel.receive(None)
+                if isinstance(message, messages.Ready):
+                    server.ready = message
+                    self._say(messages.DeviceUp(server.announcement(), self.starting))
+                    self._settle()
+                elif isinstance(message, messages.SessionEnded):
+                    self._session_ended(server, message)
+        except ProtocolError:
+            pass
+        server.channel.abort()
+        # It closes its descriptors a little before it ends.
+        await asyncio.to_thread(_reap, server.process)
+        server.ended = True
+        self._say(messages.DeviceDown(server.index, _why(server), self.starting))
+        self._settle()
+
+    def _session_ended(self, server: Server, message: messages.SessionEnded) -> None:
+        held = server.held.get(message.session)
+        if held is not None and held.epoch == message.epoch:
+            del server.held[message.session]
+        self._say(
+            messages.NodeSessionEnded(server.index, message.session, message.epoch, message.reason)
+        )
+
+
+def _reap(child: subprocess.Popen[bytes]) -> None:
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=1.0)
+        return
+    child.kill()
+    child.wait()
+
+
+def _why(server: Server) -> str:
+    status = server.process.returncode
+    reason = process.exit_reason(status) if status is not None else "it has hung up"
+    return f"Device server {server.spec.name} is not running: {reason}; its output is above."
+
+
+async def connect_local(pool_id: str) -> Channel:
+    """A connection to the head on this machine."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.connect(home.socket_name(pool_id, "head"))
+    except OSError:
+        sock.close()
+        raise
+    return await open_channel(sock)
+
+
+def own_name() -> str:
+    """What this machine calls itself, fit for a certificate."""
+    name = "".join(c if c.isalnum() else "-" for c in socket.gethostname().split(".")[0].lower())
+    return name.strip("-")[:24] or f"host-{os.getpid()}"

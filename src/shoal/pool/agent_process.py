@@ -1,0 +1,92 @@
+"""The agent of a node, as a process of its own: started, and started again, by `shoal up` or `node`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from shoal.errors import ShoalError
+from shoal.pool import limits, process, tls
+from shoal.pool.agent import Agent, Network, connect_local
+from shoal.pool.channel import Channel, open_channel
+from shoal.pool.client import NETWORK_PREFIX, split_address
+from shoal.pool.spec import DeviceSpec, parse_device
+
+
+class Options(msgspec.Struct):
+    pool_id: str  # of its sockets on this machine
+    node: str
+    devices: list[str] | None  # None: what the machine has
+    identity: str = ""  # of the node; "": it is not on the network
+    host: str = ""  # at which its device servers listen
+    port: int = 0  # of the first of them
+    head: str = ""  # URL; "": on this machine
+
+
+def declared(devices: list[str] | None) -> list[DeviceSpec]:
+    """The devices to offer. Finding out what there is needs torch, which this process does without."""
+    if devices is None:
+        found = subprocess.run(
+            [sys.executable, "-c",
+             "from shoal.pool.local import default_devices; print(*default_devices())"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=limits.ANSWER_S,
+            check=True,
+        )  # fmt: skip
+        devices = found.stdout.split()
+    return [parse_device(text, number) for number, text in enumerate(devices)]
+
+
+def connector(options: Options) -> Callable[[], Awaitable[Channel]]:
+    """How this agent reaches its head."""
+    if not options.head:
+        return lambda: connect_local(options.pool_id)
+    host, port = split_address(options.head.removeprefix(NETWORK_PREFIX))
+    context = tls.client_context(tls.Identity.load(Path(options.identity)))
+
+    async def connect() -> Channel:
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(2 * limits.HANDSHAKE_S):
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            sock = socket.socket(found[0][0], socket.SOCK_STREAM)
+            sock.setblocking(False)
+            try:
+                await loop.sock_connect(sock, found[0][4])
+                return await open_channel(sock, context, tls.server_name("head", ""))
+            except BaseException:
+                sock.close()
+                raise
+
+    return connect
+
+
+def say_ready() -> None:
+    os.write(1, b"ready\n")  # in one piece
+
+
+def main() -> None:
+    """`python -m shoal.pool.agent_process OPTIONS_JSON`."""
+    process.die_with_parent_thread()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    options = msgspec.json.decode(sys.argv[1], type=Options)
+    try:
+        network = None
+        if options.identity and options.host:
+            network = Network(options.host, options.port, Path(options.identity))
+        specs = declared(options.devices)
+        agent = Agent(options.pool_id, options.node, specs, network=network, restart=True)
+        agent.on_settled = say_ready
+        asyncio.run(agent.run(connector(options), forever=True))
+    except (ShoalError, OSError, subprocess.SubprocessError) as error:
+        sys.exit(f"shoal: the agent of {options.node} cannot start: {error}")
+
+
+if __name__ == "__main__":
+    main()

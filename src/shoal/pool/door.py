@@ -1,0 +1,140 @@
+"""The door of a device server for clients elsewhere: TLS 1.3, a certificate of this pool, and a lease.
+
+It never waits for anybody: every connection is non-blocking and has one deadline for handshake and
+request together. Whoever passes is handed on; see DeviceServer.take_network_session.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import ssl
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal.errors import ProtocolError
+from shoal.pool import limits, messages, tls
+
+VISITORS_MAX = 64
+
+
+@dataclass
+class TlsConnection:
+    """An authenticated connection, still non-blocking."""
+
+    socket: ssl.SSLSocket
+    peer: tls.Peer
+
+    def send(self, message: messages.Message) -> None:
+        """Sends a small message; what does not fit the socket's buffer is not waited for."""
+        with suppress(OSError):
+            self.socket.send(messages.encode(message))
+
+
+@dataclass
+class Visitor:
+    connection: ssl.SSLSocket
+    deadline: float
+    inbox: messages.Inbox = field(default_factory=messages.Inbox)
+    peer: tls.Peer | None = None  # once the handshake is done
+
+
+def no_grant(attach: messages.Attach, client: str) -> messages.Grant:
+    raise ProtocolError("this device server grants nothing")
+
+
+class Door:
+    def __init__(self, listener: socket.socket, identity: Path) -> None:
+        self.listener = listener
+        self.check: Callable[[messages.Attach, str], messages.Grant] = no_grant
+        self._context = tls.server_context(tls.Identity.load(identity))
+        self._visitors: dict[ssl.SSLSocket, Visitor] = {}
+        self._selector: selectors.BaseSelector | None = None
+        self._hand_over: Callable[[TlsConnection, messages.Attach], None] = lambda c, a: None
+
+    def open(
+        self,
+        selector: selectors.BaseSelector,
+        hand_over: Callable[[TlsConnection, messages.Attach], None],
+    ) -> None:
+        self._selector = selector
+        self._hand_over = hand_over
+        self.listener.setblocking(False)
+        selector.register(self.listener, selectors.EVENT_READ)
+
+    def close(self) -> None:
+        """Lets go of everything without a word: for the forked worker."""
+        self.listener.close()
+        for connection in self._visitors:
+            socket.socket(fileno=connection.detach()).close()
+
+    def hear(self, ready: Collection[object]) -> None:
+        """Goes on with whoever has said something, and drops who is late."""
+        if self.listener in ready:
+            self._accept()
+        for visitor in [v for c, v in self._visitors.items() if c in ready]:
+            self._go_on(visitor)
+        now = time.monotonic()
+        for visitor in [v for v in self._visitors.values() if v.deadline < now]:
+            self._drop(visitor)
+
+    def _accept(self) -> None:
+        assert self._selector is not None
+        try:
+            plain, _ = self.listener.accept()
+        except OSError:
+            return
+        if len(self._visitors) >= VISITORS_MAX:
+            plain.close()
+            return
+        plain.setblocking(False)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = self._context.wrap_socket(
+            plain, server_side=True, do_handshake_on_connect=False
+        )
+        visitor = Visitor(connection, time.monotonic() + limits.HANDSHAKE_S)
+        self._visitors[connection] = visitor
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def _go_on(self, visitor: Visitor) -> None:
+        try:
+            if visitor.peer is None:
+                visitor.connection.do_handshake()
+                visitor.peer = tls.peer_of(visitor.connection)
+            while visitor.inbox.read(visitor.connection):
+                attach = visitor.inbox.next()
+                if attach is not None:
+                    self._pass(visitor, attach)
+                    return
+            self._drop(visitor)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return
+        except ProtocolError as error:
+            if visitor.peer is not None:  # only those of the pool are told why
+                TlsConnection(visitor.connection, visitor.peer).send(messages.refusal(str(error)))
+            self._drop(visitor)
+        except OSError:
+            self._drop(visitor)
+
+    def _pass(self, visitor: Visitor, attach: messages.Message) -> None:
+        peer = visitor.peer
+        if not isinstance(attach, messages.Attach) or peer is None:
+            raise ProtocolError("a session over the network starts with Attach")
+        problem = messages.version_mismatch(attach.versions, messages.our_versions())
+        if problem:
+            raise ProtocolError(problem)
+        if peer.role != "client":
+            raise ProtocolError(f"a {peer.role} has no sessions")
+        self.check(attach, peer.name)
+        self._hand_over(TlsConnection(visitor.connection, peer), attach)
+        self._drop(visitor)
+
+    def _drop(self, visitor: Visitor) -> None:
+        """Hangs up. A worker that took the connection over has a descriptor of its own."""
+        assert self._selector is not None
+        if self._visitors.pop(visitor.connection, None) is not None:
+            self._selector.unregister(visitor.connection)
+            visitor.connection.close()

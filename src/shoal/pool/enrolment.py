@@ -1,0 +1,128 @@
+"""Who belongs to the pool: codes, joining, revoking. Only for a head that listens."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import secrets
+import time
+
+from shoal.errors import ProtocolError
+from shoal.pool import codes, messages
+from shoal.pool.codes import CodeError, Desk, IssuedCode, JoinRefused
+from shoal.pool.identity import Authority
+from shoal.pool.leases import LeaseTable, Quota
+from shoal.pool.store import Store, StoredClient
+from shoal.pool.tls import Peer
+
+__all__ = ["CodeError", "Enrolment", "JoinRefused"]
+
+
+def source_of(address: str) -> str:
+    """Whose tries are counted together: an IPv4 address, or the /64 that one IPv6 host has."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv6Address):
+        mapped = parsed.ipv4_mapped
+        return str(mapped or ipaddress.ip_network((int(parsed), 64), strict=False))
+    return str(parsed)
+
+
+class Enrolment:
+    def __init__(
+        self, store: Store, table: LeaseTable, authority: Authority, pin: str, pool: str
+    ) -> None:
+        self._store = store
+        self._table = table
+        self._authority = authority
+        self._pin = pin
+        self._pool = pool
+        self.desk = Desk()
+        self.refused = 0  # wrong codes so far
+        self._clients = {c.name: c for c in store.clients()}
+        for code in store.codes():
+            if code.expires > time.time():
+                self.desk.issue(code, time.time())
+        for client in self._clients.values():
+            table.quotas[client.name] = client.quota
+
+    def make_code(self, request: messages.MakeCode) -> messages.Code:
+        """A code for one newcomer."""
+        if request.role not in codes.ROLES:
+            raise ProtocolError(f"a code is for a {' or a '.join(codes.ROLES)}")
+        if not 1 <= request.ttl_s <= 7 * 86400:
+            raise ProtocolError("a code is good for a second to a week")
+        now = time.time()
+        code_id = self._new_id()
+        secret = "".join(secrets.choice(codes.SYMBOLS) for _ in range(codes.SECRET))
+        quota = Quota(request.devices_max, request.memory_bytes_max)
+        code = IssuedCode(
+            code_id, codes.hash_secret(secret), request.role, now + request.ttl_s, quota
+        )
+        self.desk.issue(code, now)
+        self._store.add_code(code, now)
+        return messages.Code(codes.write(code_id, secret, self._pin), code.expires)
+
+    def _new_id(self) -> str:
+        while True:
+            made = "".join(secrets.choice(codes.SYMBOLS) for _ in range(codes.ID))
+            if made not in self.desk.codes:
+                return made
+
+    def join(self, request: messages.Join, address: str) -> messages.Joined:
+        """A newcomer with a good code gets a certificate; anything else raises."""
+        now = time.time()
+        try:
+            code = self.desk.accept(
+                request.code_id, request.secret, request.role, source_of(address), now,
+                time.monotonic(),
+            )  # fmt: skip
+        except JoinRefused:
+            self.refused += 1
+            raise
+        name = self._free_name(request.name, code.role)
+        issued = self._authority.sign_request(request.request, code.role, name)
+        client = StoredClient(name, code.role, issued.serial, now, issued.expires, None, code.quota)
+        self._store.add_client(client, code.code_id, now)
+        self._clients[name] = client
+        self._table.quotas[name] = code.quota
+        return messages.Joined(name, self._pool, issued.pem, self._authority.pem)
+
+    def _free_name(self, wished: str, role: str) -> str:
+        base = re.sub(r"[^a-z0-9-]+", "-", wished.lower()).strip("-")[:24] or role
+        nodes = {node for node, _ in self._store.devices().values()}
+        taken = {*self._clients, *nodes, "owner", "head"}
+        number = 1
+        while (name := base if number == 1 else f"{base}-{number}") in taken:
+            number += 1
+        return name
+
+    def check(self, peer: Peer) -> None:
+        """Refuses a certificate that is not, or no longer, good."""
+        client = self._clients.get(peer.name)
+        if client is None or client.serial != peer.serial or client.role != peer.role:
+            raise ProtocolError(f"the certificate of {peer.name} is not known here. Join again.")
+        if client.revoked is not None:
+            raise ProtocolError(
+                f"{peer.name} was revoked by the pool's owner. Ask for a code and join again."
+            )
+
+    def revoke(self, name: str) -> None:
+        now = time.time()
+        if not self._store.revoke_client(name, now):
+            known = ", ".join(n for n, c in self._clients.items() if c.revoked is None) or "nobody"
+            raise ProtocolError(f"no client or node {name!r} can be revoked; there is: {known}")
+        self._clients = {c.name: c for c in self._store.clients()}
+
+    def list(self) -> messages.ClientList:
+        return messages.ClientList(
+            [
+                messages.ClientInfo(
+                    c.name, c.role, c.joined, c.expires, c.revoked, c.quota.devices,
+                    c.quota.memory_bytes, len(self._table.held_by(c.name)),
+                )
+                for c in list(self._clients.values())[-500:]
+            ]
+        )  # fmt: skip

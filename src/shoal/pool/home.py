@@ -1,0 +1,75 @@
+"""Where Shoal keeps its files: a pool's state, and a client's identity."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from shoal.errors import PoolError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
+
+
+def check_name(name: str, what: str = "a name") -> str:
+    """`name`, if it is fit for files, sockets and certificates."""
+    if not _NAME.fullmatch(name):
+        raise PoolError(f"{name!r}: {what} is at most 32 letters, digits, '_', '.' or '-'")
+    return name
+
+
+def state_directory(pool: str) -> Path:
+    """The state of a pool of this user: $SHOAL_STATE, else under $XDG_STATE_HOME."""
+    root = os.environ.get("SHOAL_STATE")
+    if root is None:
+        base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+        root = os.path.join(base, "shoal")
+    return Path(root) / check_name(pool, "a pool's name")
+
+
+def identity_file() -> Path:
+    """What `shoal join` writes: $SHOAL_IDENTITY, else under $XDG_CONFIG_HOME."""
+    chosen = os.environ.get("SHOAL_IDENTITY")
+    if chosen is not None:
+        return Path(chosen)
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return Path(base) / "shoal" / "identity.pem"
+
+
+def write_private(path: Path, text: str) -> None:
+    """Writes a file that only this user can read, whole or not at all."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
+
+
+def check_private(path: Path) -> None:
+    """Refuses a secret that others can read."""
+    mode = path.stat().st_mode
+    if mode & 0o077:
+        raise PoolError(f"others can read {path}, which holds a key. Type: chmod 600 {path}")
+
+
+def local_pool_id(pool: str) -> str:
+    """The id of this user's pool of that name, in sockets and URLs."""
+    return f"{os.getuid()}-{check_name(pool, 'a pool name')}"
+
+
+def machine_id() -> str:
+    """Differs between machines, and between starts of one."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def socket_name(pool_id: str, part: str) -> str:
+    """An abstract Unix address: it leaves no file behind. Both ends check whose process it is."""
+    return f"\0shoal/{pool_id}/{part}"

@@ -1,0 +1,68 @@
+"""Joining a pool: makes a key here, shows a code there, and keeps the certificate that comes back."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from pathlib import Path
+
+from shoal.errors import PoolError, ProtocolError
+from shoal.pool import codes, limits, messages, tls
+from shoal.pool.client import NETWORK_PREFIX, join_address, split_address
+
+
+def join(invitation: str, role: str, name: str, path: Path) -> tls.Identity:
+    """Joins with "CODE@HOST" and writes the identity to `path`. The key never leaves this machine."""
+    from shoal.pool import identity
+
+    text, at, address = invitation.rpartition("@")
+    if not at:
+        raise PoolError(f"{invitation!r}: write CODE@HOST, as `shoal code` prints it")
+    try:
+        code = codes.parse(text)
+    except codes.CodeError as error:
+        raise PoolError(str(error)) from None
+    host, port = split_address(address)
+    key = identity.new_key()
+    request = messages.Join(code.code_id, code.secret, role, name, identity.request_pem(key))
+    joined = _ask(host, port, code.pin, request)
+    url = NETWORK_PREFIX + join_address(host, port)
+    made = tls.Identity(
+        path, joined.name, role, url, identity.key_pem(key), joined.certificate, joined.authority
+    )
+    made.save()
+    return made
+
+
+def _ask(host: str, port: int, pin: str, request: messages.Join) -> messages.Joined:
+    address = join_address(host, port)
+    try:
+        with socket.create_connection((host, port), timeout=limits.HANDSHAKE_S) as plain:
+            with tls.stranger_context().wrap_socket(plain) as connection:
+                check_pin(connection, pin, address)  # before the secret is said
+                messages.send(connection, request)
+                answer, _ = messages.receive(connection)
+    except ProtocolError as error:
+        raise PoolError(f"{address} did not answer the request to join: {error}. {HELP}") from None
+    except OSError as error:
+        raise PoolError(
+            f"{address} cannot be reached: {error}. Is the pool up (`shoal status` there), opened with "
+            "`shoal up --listen`, and the port not behind a firewall?"
+        ) from None
+    if isinstance(answer, messages.Refusal):
+        raise PoolError(answer.reason)
+    if not isinstance(answer, messages.Joined):
+        raise PoolError(f"{address} answered {type(answer).__name__}. {HELP}")
+    return answer
+
+
+HELP = "Is it the head of a pool, of this version of Shoal? Try again in a minute."
+
+
+def check_pin(connection: ssl.SSLSocket, pin: str, address: str) -> None:
+    certificate = connection.getpeercert(binary_form=True)
+    if certificate is None or codes.pin_of(certificate) != pin:
+        raise PoolError(
+            f"{address} is not the head that made this code: its key is another one. Nothing was sent. "
+            "Check the address; if it is right, someone may be in between."
+        )

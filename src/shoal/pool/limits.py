@@ -1,0 +1,52 @@
+"""Every limit and deadline of the control plane, in one place."""
+
+from __future__ import annotations
+
+PORT = 7433  # of a head that listens
+
+# --- sizes --------------------------------
+
+FRAME_BYTES_MAX = 256 * 1024
+ANSWER_BYTES_MAX = 2 * 2**20  # of a head to its client: thousands of devices and sessions
+ANONYMOUS_FRAME_BYTES_MAX = 8 * 1024  # a join request is under 2 KiB
+OUTGOING_BYTES_MAX = 4 * 2**20  # what waits for a peer that does not read, before it is dropped
+NAME_CHARS_MAX = 64
+TEXT_CHARS_MAX = 2000
+SESSIONS_MAX = 2047  # session numbers are eleven bits of an address, and 0 is none
+DEVICES_PER_NODE_MAX = 64
+DEVICES_PER_LEASE_MAX = 32  # as many members as the core's address space can have
+
+# --- connections --------------------------------
+
+HANDSHAKE_S = 5.0  # from accept to a finished TLS handshake
+FIRST_FRAME_S = 5.0  # from there to the first whole request
+FRAME_S = 5.0  # from a frame's first byte to its last
+ANSWER_S = (
+    60.0  # a client waits this long: the first import of torch from a cold disk takes a while
+)
+IDLE_S = 120.0  # a client without a lease that says nothing
+CONNECTIONS_MAX = 1024
+STRANGERS_MAX = 64  # connections that have not shown who they are
+STRANGERS_PER_ADDRESS_MAX = 16
+
+# --- who is alive --------------------------------
+
+BEAT_S = 1.0
+SILENCE_S = 4.0  # no beat for this long: the node (or, to a client or agent, the head) is lost
+LEASE_SILENCE_S = 30.0  # a client elsewhere with a lease that says nothing: it is taken for gone
+GRANT_S = 3.0  # from a grant to its device server's word that it has it
+RECOVERY_S = 4.0  # a request waits this long for a device server that is starting again
+RESUME_S = 10.0  # a client that lost its connection comes back within this, or its lease ends
+RETRY_S = 0.25
+REFUSED_S = 2.0  # between tries of an agent that the head refuses
+RESTART_BACKOFF_MAX_S = 5.0
+
+# --- joining --------------------------------
+
+CODE_TTL_S = 600.0
+CODES_MAX = 1000  # unused and unexpired at once
+WRONG_CODES_PER_ADDRESS = 10  # then one more every WRONG_CODE_REFILL_S
+WRONG_CODE_REFILL_S = 6.0
+WRONG_CODES_TOGETHER = 200  # from everywhere
+WRONG_CODE_TOGETHER_REFILL_S = 0.1
+ADDRESSES_REMEMBERED = 4096

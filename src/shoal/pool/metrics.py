@@ -1,0 +1,143 @@
+"""The pool's figures in Prometheus' text format, and the small HTTP server that gives them out.
+
+On loopback it answers anyone on this machine; elsewhere only who shows a certificate of this pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import ssl
+
+from shoal.errors import PoolError, ProtocolError
+from shoal.pool import limits, messages, tls
+from shoal.pool.head import Head
+
+STATES = ("starting", "up", "absent")
+REQUEST_BYTES_MAX = 8 * 1024
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+
+
+class Page:
+    """Collects samples by metric, as the format wants them."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def add(
+        self, name: str, kind: str, text: str, samples: list[tuple[dict[str, str], float]]
+    ) -> None:
+        self._lines += [f"# HELP shoal_{name} {text}", f"# TYPE shoal_{name} {kind}"]
+        for labels, value in samples:
+            inside = ",".join(f'{k}="{_escape(v)}"' for k, v in labels.items())
+            self._lines.append(
+                f"shoal_{name}{{{inside}}} {value!r}" if inside else f"shoal_{name} {value!r}"
+            )
+
+    def text(self) -> str:
+        return "\n".join(self._lines) + "\n"
+
+
+def render(head: Head) -> str:
+    """Everything, as of now."""
+    status = head.status()
+    page = Page()
+    label = {d.number: {"device": d.name, "node": d.node, "kind": d.kind} for d in status.devices}
+    page.add("up", "gauge", "The head answers.", [({}, 1)])
+    page.add("start_time_seconds", "gauge", "When the head started.", [({}, status.started)])
+    page.add("nodes", "gauge", "Nodes by state.", [
+        ({"state": state}, sum(n.state == state for n in status.nodes)) for state in STATES
+    ])  # fmt: skip
+    page.add("device_memory_bytes", "gauge", "Memory that the device offers.",
+             [(label[d.number], d.memory_bytes) for d in status.devices])  # fmt: skip
+    page.add("device_free_bytes", "gauge", "Memory that is not leased.",
+             [(label[d.number], d.free_bytes) for d in status.devices])  # fmt: skip
+    page.add("device_sessions", "gauge", "Sessions on the device.",
+             [(label[d.number], d.sessions) for d in status.devices])  # fmt: skip
+    used = [s for s in status.sessions if s.use is not None]
+
+    def where(session: messages.SessionInfo) -> dict[str, str]:
+        """A session has a part on each device of its lease. The device may be away just now."""
+        return label.get(session.device, {"device": str(session.device), "node": "", "kind": ""})
+
+    for name, kind, text in (
+        ("memory_bytes", "gauge", "Memory in use, as the session's client counts it."),
+        ("calls", "counter", "Messages of the op stream."),
+        ("bytes_in", "counter", "Bytes to the device."),
+        ("bytes_out", "counter", "Bytes from the device."),
+    ):
+        suffix = "_total" if kind == "counter" else ""
+        page.add(f"session_{name}{suffix}", kind, text, [
+            ({"session": str(s.session), "client": s.client, **where(s)}, getattr(s.use, name))
+            for s in used
+        ])  # fmt: skip
+    for name, value in head.counts.items():
+        page.add(f"{name}_total", "counter", "Since the head started.", [({}, value)])
+    if head.enrolment is not None:
+        page.add("joins_refused_total", "counter", "Wrong codes since the head started.",
+                 [({}, head.enrolment.refused)])  # fmt: skip
+    return page.text()
+
+
+async def serve(head: Head, listener: socket.socket, identity: tls.Identity | None) -> None:
+    """Answers GET /metrics, and nothing else."""
+    context: ssl.SSLContext | None = None
+    if not is_loopback(listener.getsockname()[0]):
+        if identity is None:
+            raise PoolError("metrics beyond this machine need an identity: shoal up --listen …")
+        context = tls.server_context(identity)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(limits.FIRST_FRAME_S):
+                request = await reader.readuntil(b"\r\n\r\n")
+                writer.write(respond(head, request, writer))
+                await writer.drain()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(
+        answer,
+        sock=listener,
+        ssl=context,
+        limit=REQUEST_BYTES_MAX,
+        ssl_handshake_timeout=limits.HANDSHAKE_S if context else None,
+    )
+    await server.serve_forever()
+
+
+def respond(head: Head, request: bytes, writer: asyncio.StreamWriter) -> bytes:
+    found = writer.get_extra_info("ssl_object")
+    if found is not None and head.enrolment is not None:
+        peer = tls.peer_of(found)
+        try:
+            assert peer is not None
+            head.enrolment.check(peer)
+        except ProtocolError:
+            return _response("403 Forbidden", "revoked\n")
+    line = request.split(b"\r\n", 1)[0]
+    if line.split(b" ")[:2] != [b"GET", b"/metrics"]:
+        return _response("404 Not Found", "GET /metrics is all there is\n")
+    return _response("200 OK", render(head))
+
+
+def _response(status: str, body: str) -> bytes:
+    data = body.encode()
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+        f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + data

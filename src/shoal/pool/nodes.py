@@ -1,0 +1,210 @@
+"""The nodes of a pool as its head sees them: who is here, what they have, who has gone silent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from shoal.errors import ProtocolError
+from shoal.pool import limits, messages, tls
+from shoal.pool.channel import Channel
+from shoal.pool.leases import Held, LeaseTable, Lost, Share
+from shoal.pool.store import Store
+
+
+@dataclass
+class Node:
+    """A machine with devices. `channel` is None while it is silent and may come back."""
+
+    name: str
+    channel: Channel | None = None
+    machine: str = ""
+    host: str = ""  # where its device servers listen; "": where the head does
+    starting: bool = True
+    devices: dict[int, messages.NodeDevice] = field(default_factory=dict)  # by number in the pool
+    numbers: dict[int, int] = field(default_factory=dict)  # its own index -> number in the pool
+    failures: dict[int, str] = field(default_factory=dict)  # by its own index
+    heard: float = 0.0  # monotonic
+    clock_ahead_s: float = 0.0  # of the head's, when it said hello
+
+    def send(self, message: messages.Message) -> None:
+        if self.channel is not None:
+            self.channel.send(message)
+
+
+class Nodes:
+    """Keeps the lease table's devices true to what the agents say."""
+
+    def __init__(self, table: LeaseTable, store: Store) -> None:
+        self.table = table
+        self.store = store
+        self.nodes: dict[str, Node] = {}
+
+    def expect(self, numbers: set[int], now: float) -> None:
+        """Devices that leases of an earlier head are on: their nodes have a while to come back."""
+        for number, (node, _) in self.store.devices().items():
+            if number in numbers:
+                self.nodes.setdefault(node, Node(node, starting=False, heard=now))
+
+    @property
+    def starting(self) -> bool:
+        return any(n.starting for n in self.nodes.values())
+
+    def of_device(self, number: int) -> Node | None:
+        return next((n for n in self.nodes.values() if number in n.devices), None)
+
+    # --- what agents say ---------------------------------------------------------------------------
+
+    def hello(
+        self, hello: messages.NodeHello, channel: Channel, now: float
+    ) -> tuple[Node, list[Lost]]:
+        """A node is here, or here again. Returns what leases have lost meanwhile.
+
+        Sessions that it holds and that are no longer leased are revoked first: their holders are late.
+        """
+        known = self.nodes.get(hello.node)
+        if known is not None and known.channel is not None:
+            if channel.is_local != known.channel.is_local:
+                raise ProtocolError(
+                    f"there is a node {hello.node} already; give this one another name"
+                )
+            known.channel.abort()  # the same node on a newer connection
+        host = hello.host if channel.is_local else (hello.host or channel.address)
+        node = Node(hello.node, channel, hello.machine, host, hello.starting, heard=now)
+        self.nodes[hello.node] = node
+        if len(set(hello.declared)) < len(hello.declared):
+            raise ProtocolError(f"node {hello.node} has two devices of one name; name them apart")
+        for name in hello.declared:  # numbers follow the order in which devices were declared
+            self.store.device_number(hello.node, name)
+        for device in hello.devices:
+            self._add(node, device)
+        mine = {n for n, (name, _) in self.store.devices().items() if name == hello.node}
+        unnumbered = [h for h in hello.held if h.device not in node.numbers]
+        held = [
+            Held(node.numbers[h.device], h.session, h.lease, h.epoch)
+            for h in hello.held
+            if h.device in node.numbers
+        ]
+        late, lost = self.table.reconcile(mine, held)
+        indices = {number: index for index, number in node.numbers.items()}
+        for one in late:
+            node.send(messages.NodeRevoke(indices[one.device], one.session))
+        for other in unnumbered:
+            node.send(messages.NodeRevoke(other.device, other.session))
+        return node, lost
+
+    def _add(self, node: Node, device: messages.NodeDevice) -> int:
+        number = self.store.device_number(node.name, device.name)
+        node.devices[number] = device
+        node.numbers[device.index] = number
+        node.failures.pop(device.index, None)
+        self.table.add_device(number, device.name, device.memory_bytes, device.kind, node.name)
+        return number
+
+    def device_up(self, node: Node, message: messages.DeviceUp) -> list[Lost]:
+        """A device server is ready. Whatever was on the one before it is lost."""
+        number = self._add(node, message.device)
+        node.starting = message.starting
+        return self.table.lose(lambda share: share.device == number)
+
+    def device_down(self, node: Node, message: messages.DeviceDown) -> list[Lost]:
+        node.starting = message.starting
+        node.failures[message.index] = message.reason
+        number = node.numbers.pop(message.index, None)
+        if number is None:
+            return []
+        del node.devices[number]
+        return self.table.remove_device(number)
+
+    def session_ended(self, node: Node, message: messages.NodeSessionEnded) -> list[Lost]:
+        number = node.numbers.get(message.index)
+        if number is None:
+            return []
+        return self.table.session_ended(number, message.session, message.epoch)
+
+    # --- silence -----------------------------------------------------------------------------------
+
+    def disconnected(self, node: Node, now: float) -> None:
+        """Its connection is gone; it has until limits.SILENCE_S after its last word to come back."""
+        if self.nodes.get(node.name) is not node:
+            return  # there is a newer connection
+        node.channel = None
+        node.heard = min(node.heard, now) if node.heard else now
+        node.starting = False
+        for number in node.devices:
+            self.table.absent(number)
+
+    def silent(self, now: float) -> list[Node]:
+        """Nodes that have not been heard of for too long."""
+        return [n for n in self.nodes.values() if now - n.heard > limits.SILENCE_S]
+
+    def lose(self, node: Node) -> list[Lost]:
+        """The node is gone, and everything on it."""
+        if node.channel is not None:
+            node.channel.abort()
+            node.channel = None
+        del self.nodes[node.name]
+        mine = {n for n, (name, _) in self.store.devices().items() if name == node.name}
+        return [lost for number in sorted(mine) for lost in self.table.remove_device(number)]
+
+    # --- instructions, and what to show ------------------------------------------------------------
+
+    def grant(self, share: Share, grant: messages.Grant) -> messages.GrantedDevice | None:
+        """Tells the share's device server of the grant. None if its node has just gone."""
+        node = self.of_device(share.device)
+        if node is None or node.channel is None:
+            return None
+        device = node.devices[share.device]
+        node.send(messages.NodeGrant(device.index, grant))
+        info = msgspec.structs.replace(self.info(share.device), memory_bytes=share.memory_bytes)
+        network = None
+        if device.port:
+            name = tls.server_name("node", node.name)
+            network = messages.NetworkEndpoint(node.host, device.port, name)
+        return messages.GrantedDevice(
+            info, device.address, grant.token, share.session, node.machine, network
+        )
+
+    def revoke(self, share: Share) -> None:
+        """Ends a session. If its node is away, it learns of this when it comes back."""
+        node = self.of_device(share.device)
+        if node is not None:
+            node.send(messages.NodeRevoke(node.devices[share.device].index, share.session))
+
+    def info(self, number: int) -> messages.DeviceInfo:
+        known = self.table.devices[number]
+        node = self.of_device(number)
+        device = node.devices[number] if node is not None else None
+        return messages.DeviceInfo(
+            number=number,
+            name=known.name,
+            device=device.device if device else "",
+            memory_bytes=known.memory_bytes,
+            free_bytes=self.table.free_bytes(number) if known.present else 0,
+            sessions=len(self.table.shares_of(number)),
+            speed=device.speed if device else 1.0,
+            threads=device.threads if device else 0,
+            kind=known.kind,
+            node=known.node,
+        )
+
+    def infos(self) -> list[messages.DeviceInfo]:
+        return [self.info(n) for n in sorted(self.table.devices)]
+
+    def node_infos(self, now: float) -> list[messages.NodeInfo]:
+        return [
+            messages.NodeInfo(
+                n.name,
+                ("starting" if n.starting else "up") if n.channel is not None else "absent",
+                len(n.devices),
+                max(0.0, now - n.heard),
+                list(n.failures.values()),
+                n.clock_ahead_s,
+            )
+            for n in self.nodes.values()
+        ]
+
+    def failures(self) -> str:
+        """Device servers that are not running, for those who look for their devices."""
+        return "".join(f" {reason}" for n in self.nodes.values() for reason in n.failures.values())

@@ -1,0 +1,276 @@
+"""What a head must not forget: clients, nodes, leases, codes and the audit log, in SQLite.
+
+Every method is one transaction. With a file it is on the disk when the method returns, so what was
+acknowledged after it is never lost; without one (embedded pools) it lives as long as the head.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.errors import PoolError
+from shoal.pool.codes import IssuedCode
+from shoal.pool.leases import Granted, LeaseTable, Lost, Quota, Share
+
+SCHEMA_VERSION = 1
+AUDIT_ENTRIES_MAX = 100_000
+_SCHEMA = """
+CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE clients (
+    name TEXT PRIMARY KEY, role TEXT NOT NULL, serial TEXT NOT NULL UNIQUE,
+    joined REAL NOT NULL, expires REAL NOT NULL, revoked REAL,
+    devices_max INTEGER, memory_bytes_max INTEGER);
+CREATE TABLE codes (
+    code_id TEXT PRIMARY KEY, secret_hash BLOB NOT NULL, role TEXT NOT NULL, expires REAL NOT NULL,
+    devices_max INTEGER, memory_bytes_max INTEGER);
+CREATE TABLE devices (
+    number INTEGER PRIMARY KEY, node TEXT NOT NULL, name TEXT NOT NULL, UNIQUE (node, name));
+CREATE TABLE leases (
+    lease INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, client TEXT NOT NULL, secret TEXT NOT NULL,
+    program TEXT NOT NULL, since REAL NOT NULL, until REAL);
+CREATE TABLE shares (
+    lease INTEGER NOT NULL REFERENCES leases ON DELETE CASCADE, device INTEGER NOT NULL,
+    session INTEGER NOT NULL, memory_bytes INTEGER NOT NULL, PRIMARY KEY (lease, device),
+    UNIQUE (device, session));
+CREATE TABLE audit (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, actor TEXT NOT NULL,
+    action TEXT NOT NULL, detail TEXT NOT NULL);
+"""
+
+
+@dataclass(frozen=True)
+class StoredLease:
+    granted: Granted
+    secret: str  # a hash of what its client shows
+    program: str
+    since: float
+
+
+@dataclass(frozen=True)
+class StoredClient:
+    name: str
+    role: str
+    serial: str
+    joined: float
+    expires: float
+    revoked: float | None
+    quota: Quota
+
+
+class StoreError(PoolError):
+    """The state could not be written; nothing of the change was kept."""
+
+
+class Store:
+    """>>> store = Store(None)
+    >>> store.write_audit(0.0, "head", "start", "")
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        try:
+            self._db = sqlite3.connect(path or ":memory:", isolation_level=None, timeout=5)
+            if path is not None:
+                path.chmod(0o600)
+            self._prepare()
+        except sqlite3.Error as error:
+            raise PoolError(
+                f"the pool's state {path} cannot be used: {error}. Move it away to start an empty pool."
+            ) from None
+
+    def _prepare(self) -> None:
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute("PRAGMA foreign_keys = ON")
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            self._db.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
+        elif version != SCHEMA_VERSION:
+            raise PoolError(
+                f"the pool's state is of version {version}, this Shoal knows {SCHEMA_VERSION}. "
+                "Use the version of Shoal that wrote it, or move the state away."
+            )
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            raise StoreError(
+                f"the head cannot write its state: {error}. Is the disk full? Look there with: df"
+            ) from None
+
+    # --- leases ------------------------------------------------------------------------------------
+
+    def add_lease(self, stored: StoredLease, table: LeaseTable) -> None:
+        """A new lease, with the table's counters after it."""
+        granted = stored.granted
+        row = (granted.lease, granted.epoch, granted.client, stored.secret, stored.program)
+        with self._transaction() as db:
+            db.execute(
+                "INSERT INTO leases VALUES (?,?,?,?,?,?,?)", (*row, stored.since, granted.until)
+            )
+            db.executemany(
+                "INSERT INTO shares VALUES (?,?,?,?)",
+                [(granted.lease, s.device, s.session, s.memory_bytes) for s in granted.shares],
+            )
+            counters = (("epoch", table.epoch), ("next_session", table.next_session))
+            db.executemany("INSERT OR REPLACE INTO counters VALUES (?,?)", counters)
+            detail = f"lease {granted.lease}: {_describe(granted.shares)}"
+            self._audit(db, stored.since, granted.client, "grant", detail)
+
+    def end_lease(self, lease: int, client: str, reason: str, now: float) -> None:
+        with self._transaction() as db:
+            if db.execute("DELETE FROM leases WHERE lease = ?", (lease,)).rowcount:
+                self._audit(db, now, client, "end", f"lease {lease}: {reason}")
+
+    def lose(self, lost: Iterable[Lost], reason: str, now: float) -> None:
+        """Shares that are no more; leases that have none left end."""
+        with self._transaction() as db:
+            for one in lost:
+                db.executemany(
+                    "DELETE FROM shares WHERE lease = ? AND device = ? AND session = ?",
+                    [(one.lease, *s.part) for s in one.shares],
+                )
+                if one.ended:
+                    db.execute("DELETE FROM leases WHERE lease = ?", (one.lease,))
+                detail = f"lease {one.lease}: {_describe(one.shares)}: {reason}"
+                self._audit(db, now, "head", "end" if one.ended else "lose", detail)
+
+    def leases(self) -> list[StoredLease]:
+        shares: dict[int, list[Share]] = {}
+        for lease, device, session, memory in self._db.execute(
+            "SELECT lease, device, session, memory_bytes FROM shares ORDER BY lease, device"
+        ):
+            shares.setdefault(lease, []).append(Share(device, session, memory))
+        rows = self._db.execute(
+            "SELECT lease, epoch, client, secret, program, since, until FROM leases ORDER BY lease"
+        )
+        return [
+            StoredLease(
+                Granted(lease, epoch, tuple(shares.get(lease, ())), client, until),
+                secret, program, since,
+            )
+            for lease, epoch, client, secret, program, since, until in rows
+        ]  # fmt: skip
+
+    def counter(self, name: str, default: int) -> int:
+        row = self._db.execute("SELECT value FROM counters WHERE name = ?", (name,)).fetchone()
+        return int(row[0]) if row else default
+
+    # --- devices -----------------------------------------------------------------------------------
+
+    def device_number(self, node: str, name: str) -> int:
+        """The number of a device: the same whenever it comes back."""
+        with self._transaction() as db:
+            found = db.execute(
+                "SELECT number FROM devices WHERE node = ? AND name = ?", (node, name)
+            ).fetchone()
+            if found is not None:
+                return int(found[0])
+            last = db.execute("SELECT COALESCE(MAX(number), -1) FROM devices").fetchone()[0]
+            db.execute("INSERT INTO devices VALUES (?,?,?)", (last + 1, node, name))
+            return int(last) + 1
+
+    def devices(self) -> dict[int, tuple[str, str]]:
+        """number -> node, name."""
+        rows = self._db.execute("SELECT number, node, name FROM devices")
+        return {number: (node, name) for number, node, name in rows}
+
+    # --- codes and clients -------------------------------------------------------------------------
+
+    def add_code(self, code: IssuedCode, now: float) -> None:
+        quota = code.quota
+        with self._transaction() as db:
+            db.execute("DELETE FROM codes WHERE expires <= ?", (now,))
+            db.execute(
+                "INSERT INTO codes VALUES (?,?,?,?,?,?)",
+                (code.code_id, code.secret_hash, code.role, code.expires,
+                 quota.devices, quota.memory_bytes),
+            )  # fmt: skip
+            self._audit(db, now, "owner", "code", f"{code.code_id} for a {code.role}")
+
+    def codes(self) -> list[IssuedCode]:
+        rows = self._db.execute(
+            "SELECT code_id, secret_hash, role, expires, devices_max, memory_bytes_max FROM codes"
+        )
+        return [
+            IssuedCode(code_id, bytes(secret_hash), role, expires, Quota(devices, memory))
+            for code_id, secret_hash, role, expires, devices, memory in rows
+        ]
+
+    def add_client(self, client: StoredClient, code_id: str | None, now: float) -> None:
+        """A client or node that has joined; the code that it used is gone with the same commit."""
+        quota = client.quota
+        with self._transaction() as db:
+            if code_id is not None:
+                db.execute("DELETE FROM codes WHERE code_id = ?", (code_id,))
+            db.execute(
+                "INSERT INTO clients VALUES (?,?,?,?,?,?,?,?)",
+                (client.name, client.role, client.serial, client.joined, client.expires,
+                 client.revoked, quota.devices, quota.memory_bytes),
+            )  # fmt: skip
+            self._audit(db, now, client.name, "join", f"{client.role}, code {code_id}")
+
+    def revoke_client(self, name: str, now: float) -> bool:
+        """False if there is no such client, or it was revoked before."""
+        with self._transaction() as db:
+            done = db.execute(
+                "UPDATE clients SET revoked = ? WHERE name = ? AND revoked IS NULL", (now, name)
+            ).rowcount
+            if done:
+                self._audit(db, now, "owner", "revoke", name)
+            return bool(done)
+
+    def clients(self) -> list[StoredClient]:
+        rows = self._db.execute(
+            "SELECT name, role, serial, joined, expires, revoked, devices_max, memory_bytes_max "
+            "FROM clients ORDER BY joined"
+        )
+        return [
+            StoredClient(name, role, serial, joined, expires, revoked, Quota(devices, memory))
+            for name, role, serial, joined, expires, revoked, devices, memory in rows
+        ]
+
+    # --- audit -------------------------------------------------------------------------------------
+
+    def write_audit(self, now: float, actor: str, action: str, detail: str) -> None:
+        with self._transaction() as db:
+            self._audit(db, now, actor, action, detail)
+
+    def read_audit(self, count: int) -> list[tuple[float, str, str, str]]:
+        """The newest entries, oldest first."""
+        rows = self._db.execute(
+            "SELECT at, actor, action, detail FROM audit ORDER BY id DESC LIMIT ?", (count,)
+        ).fetchall()
+        return list(reversed(rows))
+
+    def _audit(
+        self, db: sqlite3.Connection, now: float, actor: str, action: str, detail: str
+    ) -> None:
+        added = db.execute(
+            "INSERT INTO audit (at, actor, action, detail) VALUES (?,?,?,?)",
+            (now, actor[:64], action, detail[:500]),
+        )
+        if (
+            added.lastrowid is not None and added.lastrowid % 1000 == 0
+        ):  # bounded, and rarely at work
+            oldest = added.lastrowid - AUDIT_ENTRIES_MAX
+            db.execute("DELETE FROM audit WHERE id <= ?", (oldest,))
+
+
+def _describe(shares: Iterable[Share]) -> str:
+    return ", ".join(f"session {s.session} on device {s.device}" for s in shares)

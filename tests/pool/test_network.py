@@ -1,0 +1,492 @@
+"""A pool that listens: TLS 1.3 and an identity on every port, joining, and who is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+import shoal
+from shoal.errors import PoolError, ProtocolError
+from shoal.pool import client, codes, joining, limits, messages, tls
+from tests.support import processes, programs
+from tests.support.standing import StandingPool, free_port
+from tests.support.waiting import wait_until
+
+MiB = 2**20
+
+
+@pytest.fixture(scope="module")
+def open_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandingPool]:
+    metrics = free_port()
+    directory = tmp_path_factory.mktemp("open")
+    options = ("--metrics", str(metrics))
+    with StandingPool(
+        directory, "cpu,memory=256MiB,threads=1", listen=True, options=options
+    ) as pool:
+        pool.metrics_port = metrics  # type: ignore[attr-defined]
+        yield pool
+
+
+@pytest.fixture
+def ana(open_pool: StandingPool, monkeypatch: pytest.MonkeyPatch) -> tls.Identity:
+    """A client that has joined; this process goes to the pool with her identity."""
+    identity = open_pool.join(f"ana-{secrets.token_hex(3)}")
+    monkeypatch.setenv("SHOAL_IDENTITY", str(identity.path))
+    return identity
+
+
+def idle(pool: StandingPool) -> None:
+    wait_until(lambda: not pool.status().sessions, 15, "no session is left")
+
+
+# --- joining --------------------------------
+
+
+def test_a_client_joins_and_works(open_pool: StandingPool, tmp_path: Path) -> None:
+    path = tmp_path / "home" / "identity.pem"
+    environment = {"SHOAL_IDENTITY": str(path)}
+    joined = open_pool.run(*open_pool.told["join"].split()[1:], "--as", "new", **environment)
+    assert joined.code == 0, joined.err
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.stat().st_size < 4096
+    assert f"{open_pool.network_url}" in joined.out
+    status = open_pool.run("status", "--json", **environment)
+    assert json.loads(status.out)["pool"] == open_pool.name
+    out = programs.succeed(
+        "import torch; print(torch.ones(3, device='shoal').sum().item())", **environment
+    )
+    assert out == "3.0\n"
+    doctor = open_pool.run("doctor", "--json", **environment)
+    found = {f["what"]: f["state"] for f in json.loads(doctor.out)}
+    assert doctor.code == 0, doctor.out
+    assert found["identity"] == found["port"] == found["head"] == found["round trip"] == "good"
+    again = open_pool.run(*open_pool.told["join"].split()[1:], SHOAL_IDENTITY=str(tmp_path / "b"))
+    assert again.code == 1
+    assert "was used before" in again.err
+    assert not (tmp_path / "b").exists()
+    idle(open_pool)
+
+
+def test_wrong_and_expired_codes_and_roles(open_pool: StandingPool, tmp_path: Path) -> None:
+    def refused(code: str, role: str = "client") -> str:
+        with pytest.raises(PoolError) as raised:
+            joining.join(f"{code}@127.0.0.1:{open_pool.port}", role, "x", tmp_path / "x.pem")
+        assert not (tmp_path / "x.pem").exists()
+        return str(raised.value)
+
+    good = open_pool.make_code()
+    parsed = codes.parse(good)
+    wrong = codes.write(parsed.code_id, "0" * codes.SECRET, parsed.pin)
+    assert "wrong, was used before, or has expired" in refused(wrong)
+    assert "shoal join" in refused(good, role="node")
+    short = open_pool.make_code(ttl_s=1.0)
+    expires = time.time() + 1.0
+    wait_until(lambda: time.time() > expires, 5, "the code's time is over")
+    assert "has expired" in refused(short)
+    other_pin = codes.write(parsed.code_id, parsed.secret, "0" * codes.PIN)
+    assert "not the head that made this code" in refused(other_pin)
+    identity = joining.join(  # the good one is still good: none of these used it up
+        f"{good}@127.0.0.1:{open_pool.port}", "client", "late", tmp_path / "late.pem"
+    )
+    assert tls.Identity.load(identity.path) == identity
+
+
+def test_names_are_given_once(open_pool: StandingPool, tmp_path: Path) -> None:
+    names = [
+        joining.join(
+            f"{open_pool.make_code()}@127.0.0.1:{open_pool.port}", "client", wished, tmp_path / "n"
+        ).name
+        for wished in ("twin", "twin", "Twin", "owner", "../../etc", "")
+    ]
+    assert len(set(names)) == 6
+    assert names[0] == "twin"
+    assert all(n.replace("-", "").isalnum() for n in names)
+
+
+def guess(pool: StandingPool, source: str, code_id: str, secret: str) -> str:
+    """The answer to a join request that comes from `source`."""
+    plain = socket.create_connection(("127.0.0.1", pool.port), 20, source_address=(source, 0))
+    with tls.stranger_context().wrap_socket(plain) as connection:
+        messages.send(connection, messages.Join(code_id, secret, "client", "x", "x"))
+        answer, _ = messages.receive(connection)
+    assert isinstance(answer, messages.Refusal)
+    return answer.reason
+
+
+def test_many_wrong_codes_do_not_harm(open_pool: StandingPool, ana: tls.Identity) -> None:
+    """Clients are served while strangers guess; an address that guesses too often is put off."""
+    parsed = codes.parse(open_pool.make_code())
+    evil = "127.0.0.66"
+    for _ in range(limits.WRONG_CODES_PER_ADDRESS + 20):
+        guess(open_pool, evil, parsed.code_id, secrets.token_hex(8))
+        with client.Connection(ana.url) as connection:
+            assert isinstance(connection.ask(messages.Look()), messages.PoolStatus)
+    assert "wait a minute" in guess(open_pool, evil, parsed.code_id, parsed.secret)
+    good = codes.write(parsed.code_id, parsed.secret, parsed.pin)  # others are not put off
+    path = open_pool.directory / "still.pem"
+    joining.join(f"{good}@127.0.0.1:{open_pool.port}", "client", "still", path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_hundred_thousand_wrong_codes(open_pool: StandingPool, ana: tls.Identity) -> None:
+    """From 250 addresses, as fast as they go; the pool stays well and its memory small."""
+    parsed = codes.parse(open_pool.make_code(ttl_s=7200))
+    head = open_pool.head_pid
+    before = processes.resident_bytes(head)
+
+    def flood(begin: int) -> None:
+        for i in range(begin, 100_000, 4):
+            with suppress(OSError, ProtocolError):
+                guess(open_pool, f"127.0.1.{i % 250 + 1}", parsed.code_id, secrets.token_hex(8))
+
+    with ThreadPoolExecutor(4) as pool:
+        done = [pool.submit(flood, i) for i in range(4)]
+        while not all(d.done() for d in done):
+            with client.Connection(ana.url) as connection:
+                assert isinstance(connection.ask(messages.Look()), messages.PoolStatus)
+            time.sleep(1)
+        for each in done:
+            each.result()
+    assert open_pool.head_pid == head
+    assert processes.resident_bytes(head) < before + 64 * MiB
+    invitation = (
+        f"{codes.write(parsed.code_id, parsed.secret, parsed.pin)}@127.0.0.1:{open_pool.port}"
+    )
+    wait_until(lambda: not _blocked(open_pool), 60, "joining is possible again")
+    path = open_pool.directory / "after.pem"
+    assert joining.join(invitation, "client", "after", path).name == "after"
+
+
+def _blocked(pool: StandingPool) -> bool:
+    return "wait" in guess(pool, "127.0.0.1", "AAA", "x")
+
+
+# --- strangers --------------------------------
+
+
+def stranger(port: int, context: ssl.SSLContext | None = None) -> ssl.SSLSocket:
+    plain = socket.create_connection(("127.0.0.1", port), timeout=20)
+    return (context or tls.stranger_context()).wrap_socket(plain)
+
+
+def silence(connection: socket.socket) -> bool:
+    """Whether the other side hangs up without a word of its own."""
+    try:
+        return connection.recv(1) == b""
+    except ssl.SSLError:
+        return True  # an alert: "certificate required", and nothing else
+    except ConnectionResetError:
+        return True
+
+
+def device_port(pool: StandingPool) -> int:
+    return pool.port + 1
+
+
+REQUESTS: list[messages.Message] = [
+    messages.Describe(),
+    messages.Look(),
+    messages.AskLease(1, MiB, []),
+    messages.Resume(1, 1, "x"),
+    messages.MakeCode("client", 60),
+    messages.RevokeClient("ana"),
+    messages.ReadAudit(10),
+    messages.NodeHello("evil", "m", "0", 0.0, False, [], [], []),
+    messages.Attach(messages.Versions("0", "0", 0), "x", 1, 1),
+    messages.Beat(),
+]
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: type(r).__name__)
+def test_no_port_answers_strangers(open_pool: StandingPool, request_: messages.Message) -> None:
+    for port in (open_pool.port, device_port(open_pool)):
+        with stranger(port) as connection:
+            with suppress(OSError):
+                messages.send(connection, request_)
+            assert silence(connection)
+
+
+def test_no_port_speaks_without_tls_or_with_old_tls(open_pool: StandingPool) -> None:
+    old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    old.check_hostname = False
+    old.verify_mode = ssl.CERT_NONE
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    for port in (open_pool.port, device_port(open_pool)):
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as plain:
+            plain.sendall(messages.encode(messages.Look()))
+            reply = b""
+            with suppress(ConnectionResetError):
+                reply = plain.recv(100)
+            assert len(reply) <= 7  # a TLS alert at most
+        with pytest.raises((ssl.SSLError, ConnectionResetError)):
+            stranger(port, old)
+
+
+def test_a_certificate_of_another_pool_is_worth_nothing(
+    open_pool: StandingPool, tmp_path: Path
+) -> None:
+    from shoal.pool.identity import Authority
+
+    foreign = Authority.open(tmp_path, "foreign").own_identity(tmp_path, "client", "ana", 0.0)
+    context = tls.client_context(foreign)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    for port in (open_pool.port, device_port(open_pool)):
+        with stranger(port, context) as connection:
+            with suppress(OSError):
+                messages.send(connection, messages.Look())
+            assert silence(connection)
+
+
+def test_a_head_that_is_another_is_not_spoken_to(
+    open_pool: StandingPool, ana: tls.Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Same address, other keys: what a client trusts is the authority that it joined."""
+    from shoal.pool.identity import Authority
+
+    text = ana.path.read_text().replace(ana.authority, Authority.open(tmp_path, "other").pem)
+    changed = tmp_path / "changed.pem"
+    changed.write_text(text)
+    changed.chmod(0o600)
+    monkeypatch.setenv("SHOAL_IDENTITY", str(changed))
+    with pytest.raises(shoal.LeaseError, match="not the one that was joined"):
+        shoal.connect(open_pool.network_url)
+
+
+# --- slow, oversized, malformed --------------------------------
+
+
+def test_slow_and_silent_strangers_are_dropped(open_pool: StandingPool, ana: tls.Identity) -> None:
+    deadline_s = limits.HANDSHAKE_S + limits.FRAME_S + 3
+    no_handshake = [
+        socket.create_connection(("127.0.0.1", p), timeout=deadline_s)
+        for p in (open_pool.port, device_port(open_pool))
+    ]
+    no_request = stranger(open_pool.port)
+    dripping = stranger(open_pool.port)
+    dripping.sendall(struct.pack("<I", 100)[:2])
+    with client.Connection(ana.url) as connection:  # nobody else waits for them
+        assert isinstance(connection.ask(messages.Look()), messages.PoolStatus)
+    for each in (*no_handshake, no_request, dripping):
+        with each:
+            each.settimeout(deadline_s)
+            assert silence(each)  # or the socket's time-out fails the test
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        struct.pack("<I", limits.ANONYMOUS_FRAME_BYTES_MAX + 1),
+        struct.pack("<I", 2**32 - 1) + b"x" * 1000,
+        struct.pack("<I", 4) + b"\xc1\xc1\xc1\xc1",
+        struct.pack("<I", 5000) + b"\x91" * 5000,
+        b"GET / HTTP/1.1\r\n\r\n",
+        messages.encode(messages.Join("AAA", "x", "client", "x", "x" * 4000)),
+    ],
+)
+def test_malformed_requests_end_their_connection(open_pool: StandingPool, data: bytes) -> None:
+    with stranger(open_pool.port) as connection:
+        with suppress(OSError):
+            connection.sendall(data)
+        with suppress(ProtocolError):
+            reply, _ = messages.receive(connection)
+            assert isinstance(reply, messages.Refusal)
+    assert open_pool.status().devices
+
+
+def test_a_crowd_of_strangers_does_not_keep_members_out(
+    open_pool: StandingPool, ana: tls.Identity
+) -> None:
+    """From one address they are few at a time; members from elsewhere still get in."""
+    crowd = [
+        socket.create_connection(("127.0.0.1", open_pool.port), timeout=20)
+        for _ in range(limits.STRANGERS_PER_ADDRESS_MAX + 30)
+    ]
+    try:
+        plain = socket.socket()
+        plain.bind(("127.0.0.2", 0))
+        plain.settimeout(20)
+        plain.connect(("127.0.0.1", open_pool.port))
+        with tls.client_context(ana).wrap_socket(plain, server_hostname="head.shoal") as member:
+            messages.send(member, messages.Look())
+            answer, _ = messages.receive(member)
+            assert isinstance(answer, messages.PoolStatus)
+    finally:
+        for each in crowd:
+            each.close()
+
+
+# --- members --------------------------------
+
+
+def test_a_client_may_not_govern(open_pool: StandingPool, ana: tls.Identity) -> None:
+    for request in (
+        messages.MakeCode("client", 60),
+        messages.RevokeClient(ana.name),
+        messages.ListClients(),
+        messages.ReadAudit(5),
+        messages.NodeHello(ana.name, "m", "0", 0.0, False, [], [], []),
+        messages.Grant("token", 1, MiB),
+    ):
+        with client.Connection(ana.url) as connection:
+            with pytest.raises(shoal.LeaseError, match="does not say"):
+                connection.ask(request)
+
+
+def test_a_quota_comes_with_the_code(
+    open_pool: StandingPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eve = open_pool.join("eve", devices_max=1, memory_bytes_max=32 * MiB)
+    monkeypatch.setenv("SHOAL_IDENTITY", str(eve.path))
+    with pytest.raises(shoal.LeaseError, match="eve may hold 33554432 bytes"):
+        shoal.connect(memory="33MiB")
+    with shoal.connect() as lease:
+        assert lease.granted[0].info.memory_bytes == 32 * MiB
+        assert torch.ones(3, device="shoal").sum().item() == 3
+    listed = open_pool.run("clients", "--name", open_pool.name, "--json")
+    (mine,) = [c for c in json.loads(listed.out) if c["name"] == "eve"]
+    assert mine["memory_bytes_max"] == 32 * MiB
+    idle(open_pool)
+
+
+def test_one_tenants_lease_is_useless_to_another(
+    open_pool: StandingPool, ana: tls.Identity
+) -> None:
+    bob = open_pool.join(f"bob-{secrets.token_hex(3)}")
+    connection, lease = client.ask(ana.url, messages.AskLease(1, MiB, []))
+    assert isinstance(lease, messages.Lease)
+    device = lease.devices[0]
+    assert device.network is not None
+    with connection:
+        os.environ["SHOAL_IDENTITY"] = str(bob.path)
+        with client.Connection(ana.url) as his, pytest.raises(shoal.LeaseError, match="has ended"):
+            his.ask(messages.Resume(lease.lease, lease.epoch, lease.secret))
+        attach = messages.Attach(messages.our_versions(), device.token, lease.lease, lease.epoch)
+        assert "not known" in at_the_door(device.network, bob, attach)
+        for wrong in (
+            msgspec.structs.replace(attach, epoch=attach.epoch - 1),
+            msgspec.structs.replace(attach, lease=attach.lease + 1),
+            msgspec.structs.replace(attach, token="x"),
+        ):
+            assert "not known" in at_the_door(device.network, ana, wrong)
+        other = messages.Versions("9.9", "1.0", 0)
+        mismatch = msgspec.structs.replace(attach, versions=other)
+        assert "versions differ" in at_the_door(device.network, ana, mismatch)
+        # The rightful holder passes the door; the data plane is not built yet, and says so.
+        assert "does not move tensors between machines yet" in at_the_door(
+            device.network, ana, attach
+        )
+        assert "not known" in at_the_door(device.network, ana, attach)  # a token is good once
+        connection.ask(messages.Release())
+    idle(open_pool)
+
+
+def at_the_door(
+    endpoint: messages.NetworkEndpoint, identity: tls.Identity, attach: messages.Attach
+) -> str:
+    with client.open_tls("127.0.0.1", endpoint.port, identity, endpoint.server_name, 20) as door:
+        door.settimeout(20)
+        messages.send(door, attach)
+        answer, _ = messages.receive(door)
+    assert isinstance(answer, messages.Refusal)
+    return answer.reason
+
+
+def test_a_device_server_proves_whose_it_is(open_pool: StandingPool, ana: tls.Identity) -> None:
+    with pytest.raises(ssl.SSLCertVerificationError):
+        client.open_tls("127.0.0.1", device_port(open_pool), ana, "other.node.shoal", 20)
+    with pytest.raises(ssl.SSLCertVerificationError):  # a node is no head
+        client.open_tls("127.0.0.1", device_port(open_pool), ana, "head.shoal", 20)
+
+
+def test_a_revoked_client_is_out_within_two_seconds(
+    open_pool: StandingPool, ana: tls.Identity
+) -> None:
+    with shoal.connect(memory=MiB) as lease:
+        x = torch.ones(3, device="shoal")
+        assert x.sum().item() == 3
+        worker = lease.worker_pids[0]
+        done = open_pool.ask(messages.RevokeClient(ana.name))
+        assert isinstance(done, messages.Done)
+        wait_until(lambda: not processes.alive(worker), 2, "the revoked client's worker is gone")
+        with pytest.raises(shoal.DeviceLostError):
+            x.sum().item()
+        wait_until(lambda: lease.end_reason is not None, 5, "the reason is told")
+        assert "revoked" in str(lease.end_reason)
+    for _ in range(2):
+        with pytest.raises(shoal.LeaseError, match="was revoked by the pool's owner"):
+            shoal.connect()
+    again = open_pool.run("revoke", ana.name, "--name", open_pool.name)
+    assert again.code == 1
+    assert "can be revoked" in again.err
+
+
+def test_a_lease_outlives_a_broken_connection(open_pool: StandingPool, ana: tls.Identity) -> None:
+    with shoal.connect(memory=MiB) as lease:
+        x = torch.ones(3, device="shoal")
+        connection = lease._keeper._connection  # type: ignore[union-attr]
+        assert connection is not None
+        connection.socket.shutdown(socket.SHUT_RDWR)
+        wait_until(
+            lambda: lease._keeper._connection not in (None, connection),  # type: ignore[union-attr]
+            10, "the keeper has come back",
+        )  # fmt: skip
+        assert x.sum().item() == 3
+        assert [s.epoch for s in open_pool.status().sessions] == [lease.epoch]
+    idle(open_pool)
+
+
+def test_a_client_that_vanishes_leaves_nothing(open_pool: StandingPool, ana: tls.Identity) -> None:
+    program = programs.start(
+        "import shoal; lease = shoal.connect(memory=1<<20); print('ready', flush=True); input()",
+        SHOAL_IDENTITY=str(ana.path),
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == "ready\n"
+    assert len(open_pool.status().sessions) == 1
+    program.kill()
+    program.communicate()
+    wait_until(lambda: not open_pool.status().sessions, 5, "its lease has ended")
+
+
+# --- metrics --------------------------------
+
+
+def test_metrics(open_pool: StandingPool) -> None:
+    def get(request: bytes) -> bytes:
+        address = ("127.0.0.1", open_pool.metrics_port)  # type: ignore[attr-defined]
+        with socket.create_connection(address, timeout=20) as connection:
+            connection.sendall(request)
+            reply = b""
+            while data := connection.recv(65536):
+                reply += data
+        return reply
+
+    page = get(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert page.startswith(b"HTTP/1.1 200 OK")
+    assert b'shoal_device_memory_bytes{device="cpu/0"' in page
+    assert b"shoal_up 1" in page
+    assert b"404" in get(b"GET / HTTP/1.1\r\n\r\n")
+    assert b"200" not in get(b"x" * 20_000 + b"\r\n\r\n")
+
+
+def test_metrics_beyond_this_machine_need_a_certificate(tmp_path: Path) -> None:
+    pool = StandingPool.__new__(StandingPool)
+    pool.directory = tmp_path
+    done = pool.run("up", "--metrics", "0.0.0.0:9999", "--name", "t-metrics")
+    assert done.code == 1
+    assert "--listen" in done.err

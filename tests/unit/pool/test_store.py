@@ -1,0 +1,144 @@
+"""What a head must not forget is there when the next one opens the file, however the first died."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import PoolError
+from shoal.pool import codes
+from shoal.pool.leases import LeaseTable, Quota, Request
+from shoal.pool.store import Store, StoredClient, StoredLease, StoreError
+from tests.support import programs
+
+
+def table() -> LeaseTable:
+    made = LeaseTable()
+    for number in range(2):
+        made.add_device(number, f"d{number}", 100)
+    return made
+
+
+def lend(store: Store, leases: LeaseTable, count: int = 1) -> StoredLease:
+    granted = leases.grant(Request(count, 10, client="ana", until=5.0))
+    stored = StoredLease(granted, "hash", "train.py", 1.0)
+    store.add_lease(stored, leases)
+    return stored
+
+
+def test_leases_come_back_as_they_were(tmp_path: Path) -> None:
+    store, leases = Store(tmp_path / "db"), table()
+    kept, ended, halved = lend(store, leases), lend(store, leases), lend(store, leases, 2)
+    leases.release(ended.granted.lease)
+    store.end_lease(ended.granted.lease, "ana", "given back", 2.0)
+    lost = leases.lose(lambda s: s == halved.granted.shares[0])
+    store.lose(lost, "its worker died", 3.0)
+    store.close()
+
+    again = Store(tmp_path / "db")
+    assert [s.granted for s in again.leases()] == list(leases.leases.values())
+    assert again.leases()[0] == kept
+    restored = LeaseTable()
+    restored.restore(
+        [s.granted for s in again.leases()],
+        again.counter("epoch", 0),
+        again.counter("next_session", 1),
+    )
+    assert (restored.epoch, restored.next_session) == (leases.epoch, leases.next_session)
+    actions = [action for _, _, action, _ in again.read_audit(10)]
+    assert actions == ["grant", "grant", "grant", "end", "lose"]
+
+
+def test_a_lease_that_loses_all_its_devices_is_gone(tmp_path: Path) -> None:
+    store, leases = Store(None), table()
+    lend(store, leases, 2)
+    store.lose(leases.lose(lambda s: True), "the node died", 2.0)
+    assert store.leases() == []
+
+
+def test_device_numbers_stay(tmp_path: Path) -> None:
+    store = Store(tmp_path / "db")
+    assert [store.device_number(*key) for key in (("n", "a"), ("n", "b"), ("m", "a"))] == [0, 1, 2]
+    store.close()
+    again = Store(tmp_path / "db")
+    assert again.device_number("n", "b") == 1
+    assert again.device_number("k", "c") == 3
+    assert again.devices()[2] == ("m", "a")
+
+
+def test_a_code_goes_with_the_client_that_used_it(tmp_path: Path) -> None:
+    store = Store(tmp_path / "db")
+    code = codes.IssuedCode("AAA", codes.hash_secret("x"), "client", 100.0, Quota(2, 50))
+    store.add_code(code, 0.0)
+    assert store.codes() == [code]
+    ana = StoredClient("ana", "client", "1F", 1.0, 99.0, None, Quota(2, 50))
+    store.add_client(ana, "AAA", 1.0)
+    assert store.codes() == []
+    assert store.clients() == [ana]
+    with pytest.raises(StoreError):
+        store.add_client(ana, None, 2.0)  # no two of a name, and nothing of the second is kept
+    assert store.clients() == [ana]
+    assert store.revoke_client("ana", 5.0)
+    assert not store.revoke_client("ana", 6.0)
+    assert not store.revoke_client("bob", 6.0)
+    assert store.clients()[0].revoked == 5.0
+
+
+def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
+    """A process is killed while it writes; every lease that it told of is in the file."""
+    source = """
+        import sys
+        from pathlib import Path
+        from shoal.pool.store import Store
+        from tests.unit.pool.test_store import lend, table
+        store, leases = Store(Path(sys.argv[1])), table()
+        while True:
+            lease = lend(store, leases).granted.lease
+            print(lease, flush=True)
+            leases.release(lease)
+    """
+    for number in range(3):
+        path = tmp_path / f"db{number}"
+        writer = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(source), str(path)],
+            stdout=subprocess.PIPE, text=True, env=programs.environment(),
+        )  # fmt: skip
+        assert writer.stdout is not None
+        told = [int(writer.stdout.readline()) for _ in range(10 + 7 * number)]
+        os.kill(writer.pid, signal.SIGKILL)
+        told += [int(line) for line in writer.communicate()[0].splitlines()]
+        store = Store(path)
+        found = {s.granted.lease for s in store.leases()}
+        assert set(told) <= found
+        assert len(found - set(told)) <= 1  # written, and not told yet
+        assert store.counter("epoch", 0) == max(found)
+
+
+def test_a_file_that_is_no_state_is_refused_by_name(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_bytes(b"nonsense" * 1000)
+    with pytest.raises(PoolError, match="cannot be used"):
+        Store(broken)
+    newer = tmp_path / "newer"
+    with sqlite3.connect(newer) as db:
+        db.execute("PRAGMA user_version = 99")
+    with pytest.raises(PoolError, match="version 99"):
+        Store(newer)
+
+
+def test_the_audit_log_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.pool.store.AUDIT_ENTRIES_MAX", 500)
+    store = Store(None)
+    for i in range(2500):
+        store.write_audit(float(i), "x" * 100, "test", "y" * 1000)
+    entries = store.read_audit(5000)
+    assert 500 <= len(entries) <= 1500
+    assert entries[-1][0] == 2499.0
+    assert len(entries[0][1]) <= 64
