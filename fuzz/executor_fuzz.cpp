@@ -286,7 +286,7 @@ int main(int argc, char** argv) {
   std::filesystem::create_directories(directory);
 
   const auto host = memory::SharedMemory::create("fuzz-host", 1 << 20);
-  worker::Arena arena(memory::SharedMemory::create("fuzz-arena", 8 << 20), "fuzz");
+  worker::Arena arena(memory::SharedMemory::create("fuzz-arena", 16 << 20), 8 << 20, "fuzz");
   c10::SetAllocator(c10::DeviceType::CPU, &arena, 255);
   const c10::AutoGradMode no_grad(false);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;

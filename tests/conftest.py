@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+
+# A run that was started in the background ignores Ctrl-C, and so would the programs it starts.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before torch: with one thread on each side, sums are added in the same order on both.
 os.environ["OMP_NUM_THREADS"] = "1"

@@ -22,7 +22,11 @@ constexpr size_t kAheadMax = 4;             // copies that wait for the copier
 Pager::Pager(PagerOptions options, Arena& arena)
     : options_(std::move(options)), arena_(arena), swap_(options_.swap) {}
 
-Pager::~Pager() = default;
+Pager::~Pager() {
+  for (const Segment* segment : resident_) {
+    if (segment->residency.in_place) arena_.charge(-static_cast<int64_t>(segment->bytes));
+  }
+}
 
 // --- segments come and go
 
