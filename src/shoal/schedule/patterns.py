@@ -34,8 +34,7 @@ LEVELS = (0.97, 0.8, 0.65, 0.5, 0.0)
 COLUMNS_MAX = 110_000
 INTERVALS_MIN, INTERVALS_MAX = 6, 24
 #: Slack for the solver's own tolerance, as a part of the bound.
-TOLERANCE = 1e-6
-HOUR_S = 3600.0  # The program counts in hours: its numbers stay near 1.
+TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +95,15 @@ def pattern_bound(
         latest_s: Schedules whose last finish is later than this do not count.
     """
     modes = find_modes(work)
+    # The solver's tolerance is absolute: in units of the tasks' own length, numbers stay near 1.
+    unit_s = float(work.least_s.mean())
     end_s = horizon_s if latest_s is None else latest_s
-    edges = np.linspace(0.0, end_s, intervals + 1) / HOUR_S
+    edges = np.linspace(0.0, end_s, intervals + 1) / unit_s
     if latest_s is None:  # So much time that its length is no limit.
-        edges = np.append(edges, edges[-1] + 1e3 * horizon_s / HOUR_S)
+        edges = np.append(edges, edges[-1] + 1e3 * horizon_s / unit_s)
     starts, ends = edges[:-1], edges[1:]
-    arrivals = work.arrivals / HOUR_S
-    parts, way = _parts(work, modes, ends)
+    arrivals = work.arrivals / unit_s
+    parts, way = _parts(work, modes, ends * unit_s)
     task, last = way
     count = len(work.tasks)
     program = Program()
@@ -115,33 +116,32 @@ def pattern_bound(
     number[task, last] = np.arange(len(z))
     mine = number[parts.task, parts.last]
     worked = program.equal(np.zeros(len(z)))
-    hours = work.steps[parts.task] / modes.speeds[parts.mode] / HOUR_S
+    length = work.steps[parts.task] / modes.speeds[parts.mode] / unit_s
     program.add(worked, z, -np.ones(len(z)))
-    program.add(worked[mine], h, 1.0 / hours)
+    program.add(worked[mine], h, 1.0 / length)
     busy, place = np.unique(mine * len(starts) + parts.when, return_inverse=True)
     on_way, when = np.divmod(busy, len(starts))
     one_place = program.at_most(np.zeros(len(busy)))
-    open_h = ends[when] - np.maximum(starts[when], arrivals[task[on_way]])
+    open_time = ends[when] - np.maximum(starts[when], arrivals[task[on_way]])
     program.add(one_place[place], h, np.ones(len(h)))
-    program.add(one_place, z[on_way], -open_h)
+    program.add(one_place, z[on_way], -open_time)
     _add_devices(program, work, modes, ends - starts, parts, h)
     solution = program.solve(method="interior")
     if solution is None:
         return None
-    average_h = solution.bound * (1 - TOLERANCE) - float(arrivals.mean())
-    return average_h * HOUR_S
+    average = solution.bound * (1 - TOLERANCE) - float(arrivals.mean())
+    return average * unit_s
 
 
-def _parts(work: Workload, modes: Modes, ends: Floats) -> tuple[Parts, tuple[Ints, Ints]]:
+def _parts(work: Workload, modes: Modes, ends_s: Floats) -> tuple[Parts, tuple[Ints, Ints]]:
     """All h that may be non-zero, and the (task, T) of all z: T not before the task can be done."""
-    intervals = len(ends)
+    intervals = len(ends_s)
     able = (work.rows[:, None] == modes.rows[None, :]) & (work.speeds[:, modes.kinds] > 0)
     task, mode = np.nonzero(able)
     last, when = np.nonzero(np.tri(intervals, dtype=np.bool_))
     many = len(last)
     parts = [np.repeat(task, many), np.repeat(mode, many)]
     parts += [np.tile(last, len(task)), np.tile(when, len(task))]
-    ends_s = ends * HOUR_S
     in_time = ends_s[None, :] >= (work.arrivals + work.least_s)[:, None] * (1 - 1e-9)
     here = ends_s[None, :] > work.arrivals[:, None]
     keep = in_time[parts[0], parts[2]] & here[parts[0], parts[3]]
