@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import shoal
-from shoal.pool import local, messages
+from shoal.pool import frames, local, messages
 from shoal.pool.home import socket_name
 from shoal.pool.local import URL_PREFIX
 from tests.support import processes
@@ -47,7 +47,7 @@ def connect(pool: shoal.Pool, part: str) -> socket.socket:
 def answer(connection: socket.socket) -> messages.Message | None:
     """What comes back before the other side closes."""
     try:
-        reply, _ = messages.receive(connection)
+        reply, _ = frames.receive(connection)
     except shoal.ShoalError:
         return None
     return reply
@@ -55,13 +55,13 @@ def answer(connection: socket.socket) -> messages.Message | None:
 
 MALFORMED = {
     "too long": struct.pack("<I", 2**32 - 1) + b"x" * 100,
-    "just too long": struct.pack("<I", messages.FRAME_BYTES_MAX + 1),
+    "just too long": struct.pack("<I", frames.FRAME_BYTES_MAX + 1),
     "empty": struct.pack("<I", 0),
     "not msgpack": struct.pack("<I", 4) + b"\xc1\xc1\xc1\xc1",
     "not utf-8": struct.pack("<I", 10) + b"\x81\xa4type\xa3\xff\xfe\xfd",
     "deep": struct.pack("<I", 60_000) + b"\x91" * 60_000,
-    "wrong kind": messages.encode(messages.Ready(2**40, 9)),
-    "wrong way": messages.encode(messages.Grant("token", 1, 2**40)),
+    "wrong kind": frames.encode(messages.Ready(2**40, 9)),
+    "wrong way": frames.encode(messages.Grant("token", 1, 2**40)),
     "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
 }
 
@@ -112,7 +112,7 @@ def test_the_device_server_drops_who_does_not_greet(pool: shoal.Pool) -> None:
 def test_a_client_that_does_not_read_is_not_waited_for(pool: shoal.Pool) -> None:
     with connect(pool, "head") as connection:
         connection.setblocking(False)
-        frame = messages.encode(messages.Describe()) * 1000
+        frame = frames.encode(messages.Describe()) * 1000
         for _ in range(200):  # until the head has had enough, or nothing more fits
             try:
                 connection.send(frame)
@@ -138,7 +138,7 @@ def refused(pool: shoal.Pool, token: str, fds: int = 1) -> str:
     os.ftruncate(memory, 4096)
     with connect(pool, "device-0") as connection:
         hello = messages.Hello(messages.our_versions(), token, 4096)
-        messages.send(connection, hello, [memory] * fds)
+        frames.send(connection, hello, [memory] * fds)
         reply = answer(connection)
     os.close(memory)
     assert isinstance(reply, messages.Refusal)
@@ -169,7 +169,7 @@ def test_versions_that_differ_are_refused_with_both(pool: shoal.Pool) -> None:
     ours = messages.our_versions()
     theirs = messages.Versions("0.0.1", "2.0.0", 77)
     with connect(pool, "device-0") as connection:
-        messages.send(connection, messages.Hello(theirs, "x", 0), [0])
+        frames.send(connection, messages.Hello(theirs, "x", 0), [0])
         reply = answer(connection)
     assert isinstance(reply, messages.Refusal)
     for text in (ours.shoal, ours.torch, theirs.shoal, theirs.torch, "77"):
@@ -184,7 +184,7 @@ def test_host_regions_that_are_not_what_they_seem(pool: shoal.Pool, host_bytes: 
     os.ftruncate(unsealed, 4096)
     with head, connect(pool, "device-0") as connection:
         hello = messages.Hello(messages.our_versions(), lease.devices[0].token, host_bytes)
-        messages.send(connection, hello, [unsealed])
+        frames.send(connection, hello, [unsealed])
         assert isinstance(answer(connection), messages.Refusal)
     os.close(unsealed)
 

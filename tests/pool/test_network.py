@@ -20,7 +20,7 @@ import torch
 
 import shoal
 from shoal.errors import PoolError, ProtocolError
-from shoal.pool import client, codes, joining, limits, messages, tls
+from shoal.pool import client, codes, frames, joining, limits, messages, tls
 from tests.support import processes, programs
 from tests.support.standing import StandingPool, free_port
 from tests.support.waiting import wait_until
@@ -120,8 +120,8 @@ def guess(pool: StandingPool, source: str, code_id: str, secret: str) -> str:
     """The answer to a join request that comes from `source`."""
     plain = socket.create_connection(("127.0.0.1", pool.port), 20, source_address=(source, 0))
     with tls.stranger_context().wrap_socket(plain) as connection:
-        messages.send(connection, messages.Join(code_id, secret, "client", "x", "x"))
-        answer, _ = messages.receive(connection)
+        frames.send(connection, messages.Join(code_id, secret, "client", "x", "x"))
+        answer, _ = frames.receive(connection)
     assert isinstance(answer, messages.Refusal)
     return answer.reason
 
@@ -216,7 +216,7 @@ def test_no_port_answers_strangers(open_pool: StandingPool, request_: messages.M
     for port in (open_pool.port, device_port(open_pool)):
         with stranger(port) as connection:
             with suppress(OSError):
-                messages.send(connection, request_)
+                frames.send(connection, request_)
             assert silence(connection)
 
 
@@ -227,7 +227,7 @@ def test_no_port_speaks_without_tls_or_with_old_tls(open_pool: StandingPool) -> 
     old.maximum_version = ssl.TLSVersion.TLSv1_2
     for port in (open_pool.port, device_port(open_pool)):
         with socket.create_connection(("127.0.0.1", port), timeout=20) as plain:
-            plain.sendall(messages.encode(messages.Look()))
+            plain.sendall(frames.encode(messages.Look()))
             reply = b""
             with suppress(ConnectionResetError):
                 reply = plain.recv(100)
@@ -248,7 +248,7 @@ def test_a_certificate_of_another_pool_is_worth_nothing(
     for port in (open_pool.port, device_port(open_pool)):
         with stranger(port, context) as connection:
             with suppress(OSError):
-                messages.send(connection, messages.Look())
+                frames.send(connection, messages.Look())
             assert silence(connection)
 
 
@@ -295,7 +295,7 @@ def test_slow_and_silent_strangers_are_dropped(open_pool: StandingPool, ana: tls
         struct.pack("<I", 4) + b"\xc1\xc1\xc1\xc1",
         struct.pack("<I", 5000) + b"\x91" * 5000,
         b"GET / HTTP/1.1\r\n\r\n",
-        messages.encode(messages.Join("AAA", "x", "client", "x", "x" * 4000)),
+        frames.encode(messages.Join("AAA", "x", "client", "x", "x" * 4000)),
     ],
 )
 def test_malformed_requests_end_their_connection(open_pool: StandingPool, data: bytes) -> None:
@@ -303,7 +303,7 @@ def test_malformed_requests_end_their_connection(open_pool: StandingPool, data: 
         with suppress(OSError):
             connection.sendall(data)
         with suppress(ProtocolError):
-            reply, _ = messages.receive(connection)
+            reply, _ = frames.receive(connection)
             assert isinstance(reply, messages.Refusal)
     assert open_pool.status().devices
 
@@ -322,8 +322,8 @@ def test_a_crowd_of_strangers_does_not_keep_members_out(
         plain.settimeout(20)
         plain.connect(("127.0.0.1", open_pool.port))
         with tls.client_context(ana).wrap_socket(plain, server_hostname="head.shoal") as member:
-            messages.send(member, messages.Look())
-            answer, _ = messages.receive(member)
+            frames.send(member, messages.Look())
+            answer, _ = frames.receive(member)
             assert isinstance(answer, messages.PoolStatus)
     finally:
         for each in crowd:
@@ -400,8 +400,8 @@ def at_the_door(
 ) -> str:
     with client.open_tls("127.0.0.1", endpoint.port, identity, endpoint.server_name, 20) as door:
         door.settimeout(20)
-        messages.send(door, attach)
-        answer, _ = messages.receive(door)
+        frames.send(door, attach)
+        answer, _ = frames.receive(door)
     assert isinstance(answer, messages.Refusal)
     return answer.reason
 

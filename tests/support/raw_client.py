@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from types import TracebackType
 
-from shoal.pool import local, messages
+from shoal.pool import frames, local, messages
 from tests.support.waiting import wait_until
 
 RING_BYTES = 1 << 20
@@ -128,8 +128,8 @@ class RawClient:
         self.socket.settimeout(30)
         self.socket.connect(granted.address)
         hello = messages.Hello(messages.our_versions(), granted.token, host_bytes)
-        messages.send(self.socket, hello, [host_fd])
-        welcome, fds = messages.receive(self.socket, fds_max=4)
+        frames.send(self.socket, hello, [host_fd])
+        welcome, fds = frames.receive(self.socket, fds_max=4)
         assert isinstance(welcome, messages.Welcome), welcome
         self.socket.setblocking(False)
         self.worker_pid = welcome.worker_pid

@@ -17,7 +17,7 @@ import torch
 
 from shoal import _core
 from shoal.errors import LeaseError, ProtocolError
-from shoal.pool import client, home, local, messages
+from shoal.pool import client, frames, home, local, messages
 from shoal.pool.keeper import Keeper
 from shoal.pool.spec import parse_memory
 
@@ -253,8 +253,8 @@ def _open_device(
     devices = len(lease.devices)
     try:
         hello = messages.Hello(messages.our_versions(), device.token, host_bytes, devices)
-        messages.send(connection, hello, [host_fd])
-        welcome, fds = messages.receive(connection, fds_max=5)
+        frames.send(connection, hello, [host_fd])
+        welcome, fds = frames.receive(connection, fds_max=5)
         if isinstance(welcome, messages.Refusal):
             raise LeaseError(welcome.reason)
         if not isinstance(welcome, messages.Welcome) or len(fds) < 4:
@@ -278,7 +278,7 @@ def _introduce(opened: list[_Opened]) -> None:
     fds = [fd for one in opened for fd in one.fds[2:]]
     for one in opened:
         try:
-            messages.send(one.connection, peers, fds)
+            frames.send(one.connection, peers, fds)
         except OSError as error:
             raise LeaseError(f"device {one.device.info.name} was lost: {error}") from None
 
@@ -324,8 +324,8 @@ def _attach_over_network(
             attach = messages.Attach(
                 messages.our_versions(), device.token, lease.lease, lease.epoch
             )
-            messages.send(connection, attach)
-            answer, _ = messages.receive(connection)
+            frames.send(connection, attach)
+            answer, _ = frames.receive(connection)
     except (OSError, ProtocolError) as error:
         raise LeaseError(f"device {device.info.name} cannot be reached: {error}") from None
     if isinstance(answer, messages.Refusal):

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from shoal.errors import ProtocolError
-from shoal.pool import limits, messages, tls
+from shoal.pool import frames, limits, messages, tls
 
 _READ_BYTES = 64 * 1024
 
@@ -52,13 +52,13 @@ class Channel:
             raise ProtocolError("no whole message came in time") from None
         except (OSError, asyncio.IncompleteReadError):
             raise Closed from None
-        return messages.decode(body)
+        return frames.decode(body)
 
     def send(self, message: messages.Message) -> None:
         """Never waits. A peer that does not read is cut off."""
         if self._writer.is_closing():
             return
-        self._writer.write(messages.encode(message))
+        self._writer.write(frames.encode(message))
         if self._writer.transport.get_write_buffer_size() > limits.OUTGOING_BYTES_MAX:
             self._writer.transport.abort()
 

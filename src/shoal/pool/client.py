@@ -9,7 +9,7 @@ import time
 from types import TracebackType
 
 from shoal.errors import LeaseError, PoolError, ProtocolError
-from shoal.pool import home, limits, messages, tls
+from shoal.pool import frames, home, limits, messages, tls
 from shoal.pool.process import check_same_user
 
 LOCAL_PREFIX = "shoal+local://"
@@ -54,7 +54,7 @@ class Connection:
     def __init__(self, url: str, timeout_s: float = limits.ANSWER_S) -> None:
         self.url = url
         self.host = ""  # at which a head on the network was reached
-        self._inbox = messages.Inbox(frame_bytes_max=limits.ANSWER_BYTES_MAX)
+        self._inbox = frames.Inbox(frame_bytes_max=limits.ANSWER_BYTES_MAX)
         try:
             self.socket = self._open(timeout_s)
         except (OSError, ProtocolError) as error:
@@ -81,7 +81,7 @@ class Connection:
 
     def send(self, message: messages.Message) -> None:
         try:
-            messages.send(self.socket, message)
+            frames.send(self.socket, message)
         except OSError as error:
             raise ProtocolError(f"the connection broke: {error}") from None
 

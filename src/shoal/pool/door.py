@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.errors import ProtocolError
-from shoal.pool import limits, messages, tls
+from shoal.pool import frames, limits, messages, tls
 
 VISITORS_MAX = 64
 
@@ -31,14 +31,14 @@ class TlsConnection:
     def send(self, message: messages.Message) -> None:
         """Sends a small message; what does not fit the socket's buffer is not waited for."""
         with suppress(OSError):
-            self.socket.send(messages.encode(message))
+            self.socket.send(frames.encode(message))
 
 
 @dataclass
 class Visitor:
     connection: ssl.SSLSocket
     deadline: float
-    inbox: messages.Inbox = field(default_factory=messages.Inbox)
+    inbox: frames.Inbox = field(default_factory=frames.Inbox)
     peer: tls.Peer | None = None  # once the handshake is done
 
 

@@ -7,7 +7,7 @@ import ssl
 from pathlib import Path
 
 from shoal.errors import PoolError, ProtocolError
-from shoal.pool import codes, limits, messages, tls
+from shoal.pool import codes, frames, limits, messages, tls
 from shoal.pool.client import NETWORK_PREFIX, join_address, split_address
 
 
@@ -40,8 +40,8 @@ def _ask(host: str, port: int, pin: str, request: messages.Join) -> messages.Joi
         with socket.create_connection((host, port), timeout=limits.HANDSHAKE_S) as plain:
             with tls.stranger_context().wrap_socket(plain) as connection:
                 check_pin(connection, pin, address)  # before the secret is said
-                messages.send(connection, request)
-                answer, _ = messages.receive(connection)
+                frames.send(connection, request)
+                answer, _ = frames.receive(connection)
     except ProtocolError as error:
         raise PoolError(f"{address} did not answer the request to join: {error}. {HELP}") from None
     except OSError as error:

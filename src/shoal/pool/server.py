@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shoal.errors import ProtocolError
-from shoal.pool import door, limits, messages, process
+from shoal.pool import door, frames, limits, messages, process
 from shoal.pool.spec import DeviceSpec, default_threads, host_memory_bytes, spill
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Greeting:
     """A connection that has not yet shown a token."""
 
     deadline: float
-    inbox: messages.Inbox = field(default_factory=lambda: messages.Inbox(fds_max=1))
+    inbox: frames.Inbox = field(default_factory=lambda: frames.Inbox(fds_max=1))
 
 
 @dataclass
@@ -66,7 +66,7 @@ class DeviceServer:
         self.listener = listener
         self.agent = agent
         self.network = network
-        self.inbox = messages.Inbox()
+        self.inbox = frames.Inbox()
         self.memory_bytes = spec.memory_bytes or device_memory_bytes(spec.device)
         self.threads = spec.threads or default_threads()
         self.spill = spill(spec, self.memory_bytes)
@@ -77,7 +77,7 @@ class DeviceServer:
 
     def serve(self) -> None:
         ready = messages.Ready(self.memory_bytes, self.threads, device_kind(self.spec))
-        messages.send(self.agent, ready)
+        frames.send(self.agent, ready)
         self.selector.register(self.agent, selectors.EVENT_READ)
         self.selector.register(self.listener, selectors.EVENT_READ)
         if self.network is not None:
@@ -209,7 +209,7 @@ class DeviceServer:
         self.selector.unregister(connection)
         if refusal:
             with suppress(OSError):
-                messages.send(connection, messages.Refusal(refusal))
+                frames.send(connection, messages.Refusal(refusal))
         greeting.inbox.close_fds()
         connection.close()
 
@@ -258,7 +258,7 @@ class DeviceServer:
             # An accelerator's memory is torch's to manage: it does not page yet.
             spill_bytes = host_spill + disk_spill if self.spec.device == "cpu" else 0
             welcome = messages.Welcome(worker.arena_bytes(), os.getpid(), spill_bytes)
-            messages.send(connection, welcome, worker.fds())
+            frames.send(connection, welcome, worker.fds())
             if hello.devices > 1:
                 connection.settimeout(PEERS_TIMEOUT_S)
                 add_peers(worker, connection, hello.devices)
@@ -267,7 +267,7 @@ class DeviceServer:
         except BaseException as error:
             with suppress(OSError):
                 reason = f"the worker of {self.spec.name} did not start: {error}"
-                messages.send(connection, messages.Refusal(reason))
+                frames.send(connection, messages.Refusal(reason))
         os._exit(1)
 
     def _reap(self, session: Session) -> None:
@@ -280,7 +280,7 @@ class DeviceServer:
         reason = f"its worker: {process.exit_reason(os.waitstatus_to_exitcode(status))}"
         grant = session.grant
         with suppress(OSError):
-            messages.send(self.agent, messages.SessionEnded(grant.session, grant.epoch, reason))
+            frames.send(self.agent, messages.SessionEnded(grant.session, grant.epoch, reason))
 
 
 def session_kill(session: Session) -> None:
@@ -290,7 +290,7 @@ def session_kill(session: Session) -> None:
 
 def add_peers(worker: _core.Worker, connection: socket.socket, devices: int) -> None:
     """Hears from the client which other devices its lease has, and lets the worker read them."""
-    message, fds = messages.receive(
+    message, fds = frames.receive(
         connection, fds_max=3 * min(devices, limits.DEVICES_PER_LEASE_MAX)
     )
     if not isinstance(message, messages.Peers) or len(message.devices) != devices:

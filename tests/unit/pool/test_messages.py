@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import ProtocolError
-from shoal.pool import messages
-from shoal.pool.messages import Inbox, Message, Versions, encode
+from shoal.pool import frames, messages
+from shoal.pool.frames import Inbox, encode
+from shoal.pool.messages import Message, Versions
 
 
 def values(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
@@ -143,7 +144,7 @@ def test_a_refusal_fits_its_frame() -> None:
 
 def test_a_frame_over_the_limit_is_refused_before_its_bytes_come() -> None:
     with pytest.raises(ProtocolError, match="over the limit"):
-        read_all([struct.pack("<I", messages.FRAME_BYTES_MAX + 1)])
+        read_all([struct.pack("<I", frames.FRAME_BYTES_MAX + 1)])
 
 
 @pytest.mark.parametrize(
@@ -166,9 +167,9 @@ def test_malformed_bodies_are_protocol_errors(body: bytes) -> None:
 def test_descriptors_arrive_with_their_frame(pair: tuple[socket.socket, socket.socket]) -> None:
     left, right = pair
     read_end, write_end = os.pipe()
-    messages.send(left, messages.Revoke(7), [write_end])
+    frames.send(left, messages.Revoke(7), [write_end])
     os.close(write_end)
-    message, fds = messages.receive(right, fds_max=1)
+    message, fds = frames.receive(right, fds_max=1)
     assert message == messages.Revoke(7)
     os.write(fds[0], b"x")
     assert os.read(read_end, 1) == b"x"
@@ -184,7 +185,7 @@ def test_descriptors_of_a_refused_frame_are_closed(
     before = set(os.listdir("/proc/self/fd"))
     socket.send_fds(left, [struct.pack("<I", 1) + b"\xc1"], [left.fileno()])
     with pytest.raises(ProtocolError):
-        messages.receive(right, fds_max=1)
+        frames.receive(right, fds_max=1)
     assert set(os.listdir("/proc/self/fd")) == before
 
 
@@ -195,7 +196,7 @@ def test_descriptors_over_the_limit_never_stay_open(
     before = set(os.listdir("/proc/self/fd"))
     socket.send_fds(left, [encode(messages.Revoke(1))], [left.fileno()] * 8)
     try:
-        _, fds = messages.receive(right, fds_max=1)
+        _, fds = frames.receive(right, fds_max=1)
     except ProtocolError:
         fds = []
     for fd in fds:
@@ -208,10 +209,10 @@ def test_silence_and_closing_are_told_apart(pair: tuple[socket.socket, socket.so
     left, right = pair
     right.settimeout(0.01)
     with pytest.raises(ProtocolError, match="in time"):
-        messages.receive(right)
+        frames.receive(right)
     left.close()
     with pytest.raises(ProtocolError, match="closed"):
-        messages.receive(right)
+        frames.receive(right)
 
 
 def test_versions_that_differ_are_both_named() -> None:
