@@ -24,6 +24,8 @@ void raiseError(wire::ErrorKind kind, const std::string& text) {
       TORCH_CHECK_WITH(OutOfMemoryError, false, text);
     case ErrorKind::kLinAlg:
       TORCH_CHECK_LINALG(false, text);
+    case ErrorKind::kPeerLost:
+      raiseDeviceLost(text);
     default:
       TORCH_CHECK(false, text);
   }

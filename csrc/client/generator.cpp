@@ -104,7 +104,9 @@ class GeneratorImpl final : public c10::GeneratorImpl {
   }
   void sendSeed(Session& session) {
     const Lock held = session.lock();
-    home(session, held).post(wire::Kind::kSeed, {number(session), seed_}, held);
+    Stream& stream = home(session, held);
+    // torch.manual_seed seeds every device; one that was lost must not keep it from the others.
+    if (stream.usable()) stream.post(wire::Kind::kSeed, {number(session), seed_}, held);
   }
 
  private:

@@ -69,6 +69,7 @@ enum class ErrorKind : uint16_t {
   kProtocol = 8,     // the client broke the protocol: a bug, or an attack
   kPoisoned = 9,     // the value was to be made by a call that failed before
   kPeerFailed = 10,  // the value was to come from another device of the lease, where it failed
+  kPeerLost = 11,  // another device of the lease gave no sign of life while its data was waited for
 };
 
 inline constexpr uint64_t headerWord(Kind kind, uint32_t bytes, uint16_t flags) {

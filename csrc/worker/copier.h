@@ -29,7 +29,7 @@ class Copier {
   ~Copier();
   void submit(std::shared_ptr<CopyJob> job);
   bool done(const CopyJob& job);
-  // Waits for a job; returns the time that this took. Raises its error.
+  // Waits for a job; returns the time that this took. What went wrong is in the job.
   int64_t wait(const CopyJob& job);
   size_t waiting();
 

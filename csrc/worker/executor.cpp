@@ -314,10 +314,9 @@ void Executor::fetch(Reader& reader) {
     const Range target = deviceRange(to, bytes, true);
     fetchFrom(static_cast<uint32_t>(peer), base, from - base, target.data, bytes, written,
               exported);
-  } catch (const c10::Error&) {
-    if (replica) segments_.poison(to, describe(std::current_exception(), sequence_, "a copy"));
-    throw;
-  } catch (const PeerFailed&) {
+  } catch (const transport::PeerLost&) {
+    throw;  // the client is gone
+  } catch (...) {
     if (replica) segments_.poison(to, describe(std::current_exception(), sequence_, "a copy"));
     throw;
   }

@@ -16,6 +16,12 @@ class PeerFailed : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Another device of the lease is gone.
+class PeerGone : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 std::shared_ptr<const Failure> describe(std::exception_ptr error, uint64_t sequence,
                                         const std::string& operator_name);
 

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "transport/ring.h"
 #include "wire/reader.h"
@@ -87,6 +88,7 @@ void Pager::use(Segment& segment, uint64_t sequence, bool writes) {
 
 void Pager::bringIn(Segment& segment, bool ahead) {
   Residency& residency = segment.residency;
+  if (residency.outgoing != nullptr) return takeBack(segment);
   if (residency.dropped || !residency.swap) {
     throw wire::ProtocolError("a segment is used after the stream said that it is freed");
   }
@@ -100,7 +102,6 @@ void Pager::bringIn(Segment& segment, bool ahead) {
     copier_->submit(residency.incoming);
   } else {
     const int64_t start = transport::nowNs();
-    if (residency.outgoing != nullptr) copier_->wait(*residency.outgoing);
     swap_.read(*residency.swap, data, segment.bytes);
     counters_.stall_ns += transport::nowNs() - start;
   }
@@ -113,7 +114,36 @@ void Pager::bringIn(Segment& segment, bool ahead) {
 }
 
 void Pager::arrived(Segment& segment) {
-  segment.residency.incoming = nullptr;
+  const std::shared_ptr<CopyJob> job = std::exchange(segment.residency.incoming, nullptr);
+  if (job->error != nullptr) {
+    vacate(segment);  // it is still in swap space, wherever the trouble lies
+    std::rethrow_exception(job->error);
+  }
+  moved(segment);
+}
+
+// It is wanted before it has left: its memory is still there.
+void Pager::takeBack(Segment& segment) {
+  const auto found = std::find_if(
+      leaving_.begin(), leaving_.end(),
+      [&segment](const Leaving& leaving) { return leaving.job == segment.residency.outgoing; });
+  TORCH_INTERNAL_ASSERT(found != leaving_.end());
+  counters_.stall_ns += copier_->wait(*found->job);
+  restore(segment, std::move(found->storage), found->job->error == nullptr);
+  leaving_.erase(found);
+}
+
+void Pager::restore(Segment& segment, c10::Storage storage, bool written) {
+  Residency& residency = segment.residency;
+  residency.outgoing = nullptr;
+  segment.storage = std::move(storage);
+  residency.dirty = !written;
+  if (!written) {
+    swap_.release(*residency.swap);
+    residency.swap.reset();
+  }
+  swapped_.erase(residency.slot);
+  add(segment, residency.slot);
   moved(segment);
 }
 
@@ -205,19 +235,22 @@ bool Pager::evict(Segment& segment, bool wait) {
     if (!residency.swap) return false;
     writeBack(segment, wait);
   }
+  vacate(segment);
+  return true;
+}
+
+// The segment is in swap space only.
+void Pager::vacate(Segment& segment) {
   segment.storage =
       c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(), nullptr, false);
   remove(segment);
-  swapped_[residency.slot] = &segment;
+  swapped_[segment.residency.slot] = &segment;
   moved(segment);
-  return true;
 }
 
 void Pager::writeBack(Segment& segment, bool wait) {
   Residency& residency = segment.residency;
   auto* data = static_cast<std::byte*>(segment.storage.mutable_data());
-  if (residency.outgoing != nullptr) copier_->wait(*residency.outgoing);
-  residency.outgoing = nullptr;
   if (wait || copier_ == nullptr) {
     const int64_t start = transport::nowNs();
     swap_.write(*residency.swap, data, segment.bytes);
@@ -226,30 +259,39 @@ void Pager::writeBack(Segment& segment, bool wait) {
     residency.outgoing = std::make_shared<CopyJob>(
         CopyJob{*residency.swap, data, segment.bytes, /*out=*/true, false, nullptr});
     copier_->submit(residency.outgoing);
-    leaving_.push_back({segment.storage, residency.outgoing});
+    leaving_.push_back({&segment, segment.storage, residency.outgoing});
   }
   count(*residency.swap, segment.bytes, /*out=*/true);
   residency.dirty = false;
 }
 
-// Memory whose bytes have left is free.
+// Memory whose bytes have left is free. What could not be written stays.
 void Pager::settle(bool wait) {
-  std::erase_if(leaving_, [&](const Leaving& leaving) {
+  std::erase_if(leaving_, [&](Leaving& leaving) {
     if (wait) counters_.stall_ns += copier_->wait(*leaving.job);
-    return copier_->done(*leaving.job);
+    if (!copier_->done(*leaving.job)) return false;
+    Residency& residency = leaving.segment->residency;
+    if (residency.outgoing != leaving.job) return true;  // freed meanwhile
+    if (leaving.job->error == nullptr) {
+      residency.outgoing = nullptr;
+    } else {
+      restore(*leaving.segment, std::move(leaving.storage), /*written=*/false);
+    }
+    return true;
   });
 }
 
 // What was brought ahead of its use may have to make way after all. False if nothing was.
 bool Pager::settleIncoming() {
-  bool any = false;
+  std::vector<Segment*> coming;
   for (Segment* segment : resident_) {
-    if (segment->residency.incoming == nullptr) continue;
+    if (segment->residency.incoming != nullptr) coming.push_back(segment);
+  }
+  for (Segment* segment : coming) {
     counters_.stall_ns += copier_->wait(*segment->residency.incoming);
     arrived(*segment);
-    any = true;
   }
-  return any;
+  return !coming.empty();
 }
 
 bool Pager::reclaim(uint64_t bytes) {

@@ -93,7 +93,10 @@ class Pager {
  private:
   static constexpr uint64_t kReservePart = 32;  // of the limit, kept free for the next results
 
-  struct Leaving {  // memory on its way to swap space
+  // Memory on its way to swap space. It is kept until its bytes have arrived, and given back to its
+  // segment if they do not, or if they are wanted before.
+  struct Leaving {
+    Segment* segment;
     c10::Storage storage;
     std::shared_ptr<CopyJob> job;
   };
@@ -103,6 +106,9 @@ class Pager {
   Segment* victim(double further_than) const;
   bool evict(Segment& segment, bool wait);
   void settle(bool wait);
+  void takeBack(Segment& segment);
+  void restore(Segment& segment, c10::Storage storage, bool written);
+  void vacate(Segment& segment);
   bool settleIncoming();
   void keepReserve();
   void prefetch(uint64_t sequence);

@@ -1,11 +1,11 @@
 #include "worker/peers.h"
 
-#include <c10/util/Exception.h>
 #include <sched.h>
 #include <time.h>
 
 #include "transport/ring.h"
 #include "wire/reader.h"
+#include "worker/failure.h"
 
 namespace shoal::worker {
 namespace {
@@ -63,9 +63,12 @@ void Peers::await(uint32_t peer, uint64_t sequence) const {
       beat = seen;
       beat_at = now;
     }
-    TORCH_CHECK(now - beat_at < int64_t{transport::kHeartbeatLostMs} * 1000000, "device ",
-                other.name, " of this lease was lost: its worker gave no sign of life for ",
-                transport::kHeartbeatLostMs / 1000, " s while its data was waited for");
+    if (now - beat_at > int64_t{transport::kHeartbeatLostMs} * 1000000) {
+      throw PeerGone("device " + other.name +
+                     " of this lease was lost: its worker gave no sign of " + "life for " +
+                     std::to_string(transport::kHeartbeatLostMs / 1000) +
+                     " s while its data was waited for. Call shoal.connect() for a new lease.");
+    }
   }
 }
 
