@@ -23,20 +23,25 @@ namespace shoal {
 namespace {
 
 PyObject* g_device_lost = nullptr;
+PyObject* g_peer_lost = nullptr;
 
 struct DeviceLostError : torch::PyTorchError {
-  explicit DeviceLostError(const std::string& text) : torch::PyTorchError(text) {}
-  PyObject* python_type() override { return g_device_lost; }
+  DeviceLostError(const std::string& text, client::Lost lost)
+      : torch::PyTorchError(text), type(lost == client::Lost::kPeer ? g_peer_lost : g_device_lost) {}
+  PyObject* python_type() override { return type; }
+  PyObject* type;
 };
 
-void throwDeviceLost(const std::string& text) {
-  if (g_device_lost != nullptr) throw DeviceLostError(text);
+void throwDeviceLost(const std::string& text, client::Lost lost) {
+  if (g_device_lost != nullptr) throw DeviceLostError(text, lost);
 }
 
 void bindClient(py::module_& m) {
   using client::Devices;
-  m.def("register_device", [](py::object device_lost, std::vector<std::string> internal) {
+  m.def("register_device", [](py::object device_lost, py::object peer_lost,
+                              std::vector<std::string> internal) {
     g_device_lost = device_lost.release().ptr();
+    g_peer_lost = peer_lost.release().ptr();
     setInternalDirectories(std::move(internal));
     client::lineHooks() = {&currentPythonLine, &describePythonLine, &throwDeviceLost};
     client::registerHooks();
@@ -45,7 +50,7 @@ void bindClient(py::module_& m) {
       try {
         if (error) std::rethrow_exception(error);
       } catch (DeviceLostError& lost) {
-        PyErr_SetString(g_device_lost, lost.what());
+        PyErr_SetString(lost.type, lost.what());
       }
     });
   });

@@ -25,15 +25,15 @@ void raiseError(wire::ErrorKind kind, const std::string& text) {
     case ErrorKind::kLinAlg:
       TORCH_CHECK_LINALG(false, text);
     case ErrorKind::kPeerLost:
-      raiseDeviceLost(text);
+      raiseDeviceLost(text, Lost::kPeer);
     default:
       TORCH_CHECK(false, text);
   }
   __builtin_unreachable();
 }
 
-void raiseDeviceLost(const std::string& text) {
-  if (lineHooks().device_lost != nullptr) lineHooks().device_lost(text);
+void raiseDeviceLost(const std::string& text, Lost lost) {
+  if (lineHooks().device_lost != nullptr) lineHooks().device_lost(text, lost);
   TORCH_CHECK(false, text);
   __builtin_unreachable();
 }

@@ -9,14 +9,16 @@
 namespace shoal::client {
 
 [[noreturn]] void raiseError(wire::ErrorKind kind, const std::string& text);
-// shoal.DeviceLostError. The bindings install how it is thrown, for only they know Python.
-[[noreturn]] void raiseDeviceLost(const std::string& text);
+// shoal.DeviceLostError, or its PeerLostError where the device itself is well and another one is
+// gone. The bindings install how they are thrown, for only they know Python.
+enum class Lost { kDevice, kPeer };
+[[noreturn]] void raiseDeviceLost(const std::string& text, Lost lost = Lost::kDevice);
 
 // Where in the user's program we are; installed by the bindings.
 struct LineHooks {
   uint64_t (*current)() = nullptr;              // a token for the running line; 0: unknown
   std::string (*describe)(uint64_t) = nullptr;  // "train.py:12 in step"
-  void (*device_lost)(const std::string&) = nullptr;
+  void (*device_lost)(const std::string&, Lost) = nullptr;
 };
 LineHooks& lineHooks();
 

@@ -17,6 +17,13 @@ class DeviceLostError(ShoalError):
     """
 
 
+class PeerLostError(DeviceLostError):
+    """This value was to come from another device of the lease, and that one is gone.
+
+    The device that raises it is well, and so are all other tensors on it.
+    """
+
+
 class ProtocolError(ShoalError):
     """Bytes came that are no message, or a message that does not belong there."""
 

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ def mortal(pool: shoal.Pool) -> Iterator[shoal.Lease]:
 
 
 class Killer(nn.Module):
-    """Sends a signal to a worker in the middle of the first group's forward pass."""
+    """Sends a signal to a worker in the middle of a group's forward pass."""
 
     def __init__(self, pid: int, at: int, which: int) -> None:
         super().__init__()
@@ -39,7 +40,8 @@ class Killer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
         if self.calls == self.at:
-            os.kill(self.pid, self.signal)
+            with suppress(ProcessLookupError):  # every group has a copy of this module
+                os.kill(self.pid, self.signal)
         return x
 
 

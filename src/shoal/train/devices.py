@@ -13,7 +13,7 @@ import torch
 
 import shoal
 from shoal.device import session
-from shoal.errors import DeviceLostError
+from shoal.errors import DeviceLostError, PeerLostError
 from shoal.pool import local
 
 WATCH_EVERY_S = 0.1
@@ -95,6 +95,8 @@ def is_lost(device: torch.device) -> bool:
     """Whether the device answers no more. Waits for its work, at most until it is given up."""
     try:
         synchronize(device)
+    except PeerLostError:
+        return False  # it is well, but waited for one that is not
     except DeviceLostError:
         return True
     except RuntimeError:

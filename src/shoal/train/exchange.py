@@ -58,6 +58,7 @@ class _BucketState:
     flats: dict[int, torch.Tensor] = field(default_factory=dict)  # by contributing group
     ready: dict[int, torch.Event] = field(default_factory=dict)  # when they are computed
     parts: dict[int, torch.Tensor] = field(default_factory=dict)  # the same, at the owner
+    sums: dict[int, torch.Tensor] = field(default_factory=dict)  # by group: what came back
     used: set[int] = field(default_factory=set)  # places that some group has a gradient for
     returned: int = 0
 
@@ -142,13 +143,22 @@ class Exchange:
                 self._send(index, bucket, group)
 
     def wait(self, group: int, timeout_s: float) -> None:
-        """Waits until the group has all sums."""
+        """Waits until the sums are on their way to the group, and makes them its gradients.
+
+        Only the group's own thread touches `.grad`: a copy of a step that has failed, which may end
+        long after it, cannot leave anything there for the next.
+        """
         if self._groups == 1:
             return
-        for index in range(len(self.buckets)):
+        for index, bucket in enumerate(self.buckets):
             self._board.wait(
                 ("sum", index, group), f"gradients for group {group} (bucket {index})", timeout_s
             )
+            with self._lock:
+                state = self._states[index]
+                flat = state.sums.pop(group)
+            parameters = [self._replicas[group][place] for place in bucket.items]
+            _assign(parameters, [place in state.used for place in bucket.items], flat)
 
     def close(self, wait: bool = True) -> None:
         """Ends the threads; without `wait` they may outlive this, until their device is given up."""
@@ -222,17 +232,16 @@ class Exchange:
         total: torch.Tensor,
         summed: torch.Event,
     ) -> None:
-        """At one group: the sum becomes the parameters' gradients."""
-        parameters = [self._replicas[group][place] for place in bucket.items]
-        device = parameters[0].device
+        """Brings the sum to one group, in the place of what the group gave."""
+        device = self._replicas[group][bucket.items[0]].device
         if group == bucket.owner:
             flat = total
         elif group in state.flats:
             flat = state.flats[group].copy_(total, non_blocking=True)
         else:
             flat = total.to(device, non_blocking=True)
-        _assign(parameters, [place in state.used for place in bucket.items], flat)
         with self._lock:
+            state.sums[group] = flat
             state.returned += 1
             if state.returned == self._groups:
                 state.flats.clear()

@@ -242,6 +242,10 @@ class Trainer:
             losses = replica.forward_backward(parts, context) if parts else []
             context.exchange.flush(slot)
             context.exchange.wait(slot, self._timeout_s)
+            if self._nan != "ignore" or self._on_lost == "continue":
+                # The others' gradients have really come: after the commit there is no way back.
+                for member in replica.used_members:
+                    devices.synchronize(member.device)
             if self._nan != "ignore":
                 board.put("loss", slot, math.fsum(loss.item() * w for loss, w in losses))
             board.mark(("ready", slot))
