@@ -139,7 +139,8 @@ void bindStatistics(py::module_& m) {
     py::list entries;
     for (const auto& e : Devices::get().session().map()) {
       entries.append(
-          py::make_tuple(e.address, e.bytes, e.bound, e.valid, e.resident, e.home, e.pinned));
+          py::make_tuple(e.address, e.bytes, e.bound, e.valid, e.resident, e.home, e.pinned,
+                                    e.part_of));
     }
     return entries;
   });

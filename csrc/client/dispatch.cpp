@@ -10,6 +10,8 @@
 #include "client/infer.h"
 #include "client/parts.h"
 #include "client/tensor.h"
+#include "client/wide.h"
+#include "client/wide_calls.h"
 #include "wire/layout.h"
 #include "wire/limits.h"
 #include "wire/reader.h"
@@ -279,6 +281,12 @@ Stream* issueCall(Issue issue) {
     learn(issue);
     return &stream;
   }
+  if (largestBytes(cached->outputs) > session.wholeBytesMax() && !WholeSegments::wanted()) {
+    const std::vector<OutputMeta> outputs = cached->outputs;
+    held.unlock();
+    runWideResult(issue.info, issue.stack, session, outputs);
+    return &stream;
+  }
   c10::SmallVector<wire::Address, 4> addresses;
   if (issue.info.constant_answer) {
     finish(issue, cached->outputs, addresses, cached->answer, &held);
@@ -341,6 +349,7 @@ Stream* run(const OperatorInfo& info, torch::jit::Stack* stack, uint64_t graph) 
 void dispatchCall(const OperatorInfo& info, torch::jit::Stack* stack) {
   if (Inference::active()) return Inference::reached(info, stack);
   Stream::noteLine();
+  if (anyWide() && runWide(info, stack)) return;
   if (info.lists_of_parts && splitItems(info, stack)) return;
   run(info, stack, 0);
 }

@@ -19,6 +19,7 @@ constexpr uint64_t kSlackPart = 16;  // of a member's memory, freed beyond what 
 // A byte that has no room costs as much as this many that have to be fetched: it displaces another,
 // which has to come back.
 constexpr uint64_t kShortageCost = 4;
+constexpr int kNowhereShift = 16;  // a byte that does not even fit in its swap space costs the most
 
 }  // namespace
 
@@ -26,6 +27,9 @@ Stream& Session::add(StreamOptions options) {
   TORCH_CHECK(members_.size() < kMembersMax, "a lease has at most ", kMembersMax, " devices");
   memory_.limit_bytes += options.memory_bytes + options.spill_bytes;
   memory_.memory_bytes += options.memory_bytes;
+  largest_memory_ = std::max(largest_memory_, options.memory_bytes);
+  // One device alone, with nowhere to put anything aside, gains nothing by parts.
+  if (!members_.empty() || options.spill_bytes > 0) whole_bytes_max_ = largest_memory_ / 2;
   const auto number = static_cast<uint32_t>(members_.size());
   members_.push_back(std::make_unique<Stream>(std::move(options), *this, number));
   used_bytes_.push_back(0);
@@ -98,6 +102,10 @@ uint32_t Session::takeSlots(uint64_t count) {
   return slot;
 }
 
+void Session::giveSlots(uint32_t slot, uint64_t count) {
+  (count == 1 ? free_slots_ : free_runs_[count]).push_back(slot);
+}
+
 void Session::release(Address address) noexcept {
   bool last = false;
   {
@@ -109,6 +117,7 @@ void Session::release(Address address) noexcept {
 }
 
 void Session::releaseLocked(Address address, const Lock& held) noexcept {
+  if (wide_.count(wire::slotOf(address)) > 0) return releaseWide(address, held);
   Segment& segment = at(address);
   if (tracing_ && segment.home >= 0) {
     ++traced_calls_;
@@ -127,7 +136,7 @@ void Session::releaseLocked(Address address, const Lock& held) noexcept {
   }
   const uint64_t count = wire::slotsFor(segment.bytes);
   segment = Segment();
-  (count == 1 ? free_slots_ : free_runs_[count]).push_back(wire::slotOf(address));
+  giveSlots(wire::slotOf(address), count);
   live_segments_.fetch_sub(1);
 }
 
@@ -142,6 +151,11 @@ uint64_t Session::roomOf(const Stream& member) const {
   const uint64_t used = used_bytes_[member.member()];
   const uint64_t limit = member.options().memory_bytes;
   return used < limit ? limit - used : 0;
+}
+
+uint64_t Session::leftOf(const Stream& member) const {
+  const uint64_t used = used_bytes_[member.member()];
+  return used < limitOf(member) ? limitOf(member) - used : 0;
 }
 
 Stream& Session::place(c10::ArrayRef<SegmentUse> uses, c10::DeviceIndex index, uint64_t made_bytes,
@@ -175,8 +189,10 @@ Stream& Session::place(c10::ArrayRef<SegmentUse> uses, c10::DeviceIndex index, u
     }
     const uint64_t needed = missing + unbound + made_bytes;
     const uint64_t room = roomOf(member);
-    const uint64_t cost = missing + (needed > room ? (needed - room) * kShortageCost : 0);
-    if (cost < least) {
+    uint64_t cost = missing + (needed > room ? (needed - room) * kShortageCost : 0);
+    const uint64_t left = leftOf(member);
+    if (needed > left) cost += (needed - left) << kNowhereShift;
+    if (cost < least || (cost == least && needed > room && left > leftOf(*best))) {
       least = cost;
       best = &member;
     }
@@ -257,6 +273,8 @@ void Session::moveHome(Segment& segment, Stream& member) {
 }
 
 void Session::bringFrom(Address base, Segment& segment, Stream& member, const Lock& held) {
+  TORCH_CHECK(segment.live,
+              "shoal: an operator needs a tensor whole that is larger than any device");
   if (segment.bound == 0) {
     const uint64_t sequence = member.post(Kind::kAllocate, {base, segment.bytes}, held);
     made(base, member, sequence, held);
@@ -438,7 +456,7 @@ std::vector<Session::Entry> Session::map() {
       if (transport::Places::present(member->places().word(slot))) resident |= member->bit();
     }
     entries.push_back({wire::makeAddress(number_, slot), segment.bytes, segment.bound,
-                       segment.valid, resident, segment.home, segment.pinned});
+                       segment.valid, resident, segment.home, segment.pinned, segment.part_of});
   }
   return entries;
 }

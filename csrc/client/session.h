@@ -45,6 +45,14 @@ struct SegmentUse {
   bool writes;
 };
 
+// A piece of a segment that is larger than any device: an ordinary segment of its own.
+struct Extent {
+  wire::Address base;
+  uint64_t start;  // in the wide segment
+  uint64_t bytes;
+};
+using Extents = std::vector<Extent>;  // without gaps, in order
+
 class Session {
  public:
   explicit Session(uint32_t number) : number_(number) { segments_.resize(1024); }
@@ -73,6 +81,22 @@ class Session {
   c10::DeviceIndex deviceOf(wire::Address base, const Lock&) const {
     return static_cast<c10::DeviceIndex>(at(base).pinned + 1);
   }
+
+  // --- wide segments (wide.cpp): larger than any device, so they are made of extents
+  // A segment of more bytes is made wide; no call can have it as a whole and do much with it.
+  uint64_t wholeBytesMax() const { return whole_bytes_max_; }
+  uint64_t largestMemory() const { return largest_memory_; }
+  // How large an extent may be: several of them fit a device together.
+  uint64_t extentBytes() const { return largest_memory_ / 8; }
+  // Mints a wide segment, cut so that `row_bytes` stay together where that can be.
+  wire::Address mintWide(uint64_t bytes, uint64_t row_bytes, c10::DeviceIndex index);
+  // Makes existing segments the extents of a wide one, which owns them from now on.
+  wire::Address joinWide(const std::vector<wire::Address>& bases, c10::DeviceIndex index);
+  // Takes a wide segment apart again: the extents belong to the caller.
+  Extents splitWide(wire::Address base);
+  // The extents of a wide segment, which live as long as it does; null for any other.
+  const Extents* extents(wire::Address base, const Lock&) const;
+  const Extents* extents(wire::Address base) { return extents(base, lock()); }
 
   // --- where things are
   // The member that runs a call on device `index`: where most of the bytes are that it uses.
@@ -105,8 +129,7 @@ class Session {
   void upload(wire::Address base, uint64_t offset, const void* from, uint64_t bytes,
               bool non_blocking);
   void download(wire::Address base, uint64_t offset, void* to, uint64_t bytes, bool non_blocking);
-  void copyWithin(wire::Address to, wire::Address from, uint64_t bytes, const Lock&);
-  // Between devices of the lease: worker to worker, not through the client.
+  // Within the lease: between devices worker to worker, not through the client.
   void copyAcross(wire::Address to_base, uint64_t to_offset, wire::Address from_base,
                   uint64_t from_offset, uint64_t bytes);
   // Gives back a host block once `member` is past `sequence`.
@@ -138,6 +161,7 @@ class Session {
     uint32_t resident;  // members that have it in their memory now, and not in swap space
     int home;
     int pinned;
+    wire::Address part_of;  // the wide segment that it is an extent of; 0: none
   };
   std::vector<Entry> map();
 
@@ -176,6 +200,7 @@ class Session {
     int8_t home = -1;          // the member that wrote it last
     int8_t pinned = -1;        // the member whose device it belongs to; -1: the whole lease's
     bool live = false;
+    wire::Address part_of = 0;
   };
   struct HostRelease {
     uint64_t offset;
@@ -185,6 +210,11 @@ class Session {
   Segment& at(wire::Address base) { return segments_[wire::slotOf(base)]; }
   const Segment& at(wire::Address base) const { return segments_[wire::slotOf(base)]; }
   uint32_t takeSlots(uint64_t count);
+  void giveSlots(uint32_t slot, uint64_t count);
+  wire::Address bindWide(Extents extents, c10::DeviceIndex index, const Lock&);
+  void releaseWide(wire::Address base, const Lock&) noexcept;
+  template <typename Move>
+  void eachExtent(wire::Address base, uint64_t offset, uint64_t bytes, const Move& move);
   void bringFrom(wire::Address base, Segment& segment, Stream& member, const Lock&);
   void fetch(wire::Address base, Segment& segment, Stream& to, const Lock&);
   void invalidate(wire::Address base, Stream& member, uint64_t sequence, const Lock&);
@@ -193,7 +223,8 @@ class Session {
   void moveHome(Segment& segment, Stream& member);
   void releaseLocked(wire::Address address, const Lock&) noexcept;
   void releaseHostLater(uint64_t offset, const Lock&);
-  uint64_t roomOf(const Stream& member) const;
+  uint64_t roomOf(const Stream& member) const;  // in its memory
+  uint64_t leftOf(const Stream& member) const;  // in memory and swap space
   static uint64_t limitOf(const Stream& member) {
     return member.options().memory_bytes + member.options().spill_bytes;
   }
@@ -233,6 +264,9 @@ class Session {
   std::atomic<uint64_t> live_segments_{0};
   MemoryUse memory_;
   std::unordered_map<uint64_t, uint32_t> generator_home_;
+  std::unordered_map<uint32_t, std::unique_ptr<Extents>> wide_;  // by slot
+  uint64_t largest_memory_ = 0;                                  // of the members
+  uint64_t whole_bytes_max_ = UINT64_MAX;
   std::deque<HostRelease> host_releases_;
 };
 

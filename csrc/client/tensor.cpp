@@ -6,6 +6,7 @@
 
 #include "client/devices.h"
 #include "client/infer.h"
+#include "client/wide.h"
 
 namespace shoal::client {
 namespace {
@@ -22,19 +23,26 @@ c10::DataPtr makePointer(wire::Address address, c10::Device device) {
   return {data, data, &releaseAddress, device};
 }
 
+wire::Address mintFor(Session& session, uint64_t bytes, c10::DeviceIndex index) {
+  if (bytes <= session.wholeBytesMax() || WholeSegments::wanted()) {
+    return session.mint(bytes, index);
+  }
+  return session.mintWide(bytes, RowHint::bytes(), index);
+}
+
 class Allocator final : public c10::DeviceAllocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
     const c10::Device device(c10::DeviceType::PrivateUse1, Devices::current());
     if (bytes == 0 || Inference::active()) return makePointer(0, device);
-    Session& session = Devices::get().sessionWith(device.index());
-    return makePointer(session.mint(bytes, device.index()), device);
+    return makePointer(mintFor(Devices::get().sessionWith(device.index()), bytes, device.index()),
+                       device);
   }
   c10::DeleterFnPtr raw_deleter() const override { return &releaseAddress; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
     const auto target = reinterpret_cast<wire::Address>(to);
-    Session& session = Devices::get().owner(target);
-    session.copyWithin(target, reinterpret_cast<wire::Address>(from), bytes, session.lock());
+    Devices::get().owner(target).copyAcross(target, 0, reinterpret_cast<wire::Address>(from), 0,
+                                            bytes);
   }
 
   bool initialized() override { return Devices::get().attached(); }
@@ -114,9 +122,8 @@ void resizeStorage(const c10::Storage& storage, uint64_t bytes) {
   if (bytes > 0 && !Inference::active()) {
     Session& session =
         old != 0 ? Devices::get().owner(old) : Devices::get().sessionWith(device.index());
-    const auto held = session.lock();
-    address = session.mint(bytes, device.index(), held);
-    if (old != 0 && keep > 0) session.copyWithin(address, old, keep, held);
+    address = mintFor(session, bytes, device.index());
+    if (old != 0 && keep > 0) session.copyAcross(address, 0, old, 0, keep);
   }
   impl->set_data_ptr_noswap(makePointer(address, device));
   impl->set_nbytes(bytes);

@@ -1,9 +1,11 @@
 // Bytes between the program's memory and a segment. A request holds addresses; the bytes go
 // straight between the two memories.
+#include <algorithm>
 #include <cstring>
 
 #include "client/host_memory.h"
 #include "client/session.h"
+#include "client/wide.h"
 #include "memory/copy_bytes.h"
 #include "wire/limits.h"
 
@@ -18,6 +20,20 @@ constexpr uint64_t kStagedBytesMax = uint64_t{256} << 20;  // sent, but not yet 
 constexpr size_t kStagedBlocksMax = 64;
 
 }  // namespace
+
+// Calls `move(extent, offset in it, bytes)` for each piece of a range of a wide segment.
+template <typename Move>
+void Session::eachExtent(Address base, uint64_t offset, uint64_t bytes, const Move& move) {
+  for (const Extent& extent : *extents(base)) {
+    if (offset >= extent.start + extent.bytes) continue;
+    if (bytes == 0) return;
+    const uint64_t within = offset - extent.start;
+    const uint64_t n = std::min(bytes, extent.bytes - within);
+    move(extent.base, within, n);
+    offset += n;
+    bytes -= n;
+  }
+}
 
 // --- host blocks
 
@@ -76,6 +92,12 @@ void Session::upload(Address base, uint64_t offset, const void* from, uint64_t b
                      bool non_blocking) {
   if (bytes == 0) return;
   Stream::noteLine();
+  if (anyWide() && extents(base) != nullptr) {
+    return eachExtent(base, offset, bytes, [&](Address extent, uint64_t at, uint64_t n) {
+      upload(extent, at, from, n, non_blocking);
+      from = static_cast<const std::byte*>(from) + n;
+    });
+  }
   if (bytes <= wire::kInlineBytesMax) {
     const Lock held = lock();
     Stream& member = homeOrPlace(base, held);
@@ -187,6 +209,12 @@ bool Session::readInPlace(Address base, uint64_t offset, void* to, uint64_t byte
 
 void Session::download(Address base, uint64_t offset, void* to, uint64_t bytes, bool non_blocking) {
   if (bytes == 0) return;
+  if (anyWide() && extents(base) != nullptr) {
+    return eachExtent(base, offset, bytes, [&](Address extent, uint64_t at, uint64_t n) {
+      download(extent, at, to, n, non_blocking);
+      to = static_cast<std::byte*>(to) + n;
+    });
+  }
   Stream* home;
   bool quiet;
   {
@@ -240,23 +268,31 @@ void Session::countTransfer(Stream& member, uint64_t in, uint64_t out, uint64_t 
 
 // --- within the lease
 
-void Session::copyWithin(Address to, Address from, uint64_t bytes, const Lock& held) {
-  const auto baseOf = [](Address address) { return address - address % wire::kSlotBytes; };
-  const SegmentUse uses[] = {{baseOf(from), false}, {baseOf(to), true}};
-  Stream& member = place(uses, deviceOf(uses[1].base, held), 0, held);
-  makeRoom(member, uses, 0, held);
-  for (const SegmentUse& use : uses) bring(use.base, member, held);
-  const uint64_t sequence = member.post(Kind::kCopyWithin, {to, from, bytes}, held);
-  wrote(uses[1].base, member, sequence, held);
-}
-
 void Session::copyAcross(Address to_base, uint64_t to_offset, Address from_base,
                          uint64_t from_offset, uint64_t bytes) {
   if (bytes == 0) return;
   Stream::noteLine();
+  if (anyWide() && extents(from_base) != nullptr) {
+    return eachExtent(from_base, from_offset, bytes, [&](Address extent, uint64_t at, uint64_t n) {
+      copyAcross(to_base, to_offset, extent, at, n);
+      to_offset += n;
+    });
+  }
+  if (anyWide() && extents(to_base) != nullptr) {
+    return eachExtent(to_base, to_offset, bytes, [&](Address extent, uint64_t at, uint64_t n) {
+      copyAcross(extent, at, from_base, from_offset, n);
+      from_offset += n;
+    });
+  }
   const Lock held = lock();
-  Stream& to = homeOrPlace(to_base, held);
   Stream& from = homeOrPlace(from_base, held);
+  if (home(to_base, held) == nullptr) {  // beside its source, if there is room
+    const SegmentUse uses[] = {{from_base, false}, {to_base, true}};
+    Stream& member = place(uses, deviceOf(to_base, held), 0, held);
+    makeRoom(member, uses, 0, held);
+    bring(to_base, member, held);
+  }
+  Stream& to = homeOrPlace(to_base, held);
   bring(to_base, to, held);
   bring(from_base, from, held);
   uint64_t sequence;

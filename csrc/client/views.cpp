@@ -14,6 +14,7 @@
 #include "client/devices.h"
 #include "client/infer.h"
 #include "client/tensor.h"
+#include "client/wide.h"
 
 namespace shoal::client {
 namespace {
@@ -44,6 +45,7 @@ at::Tensor empty(at::IntArrayRef size, std::optional<c10::ScalarType> dtype,
                  std::optional<bool> pin_memory, std::optional<c10::MemoryFormat> format) {
   checkFactory(layout, pin_memory);
   const OnDevice here(device);
+  const RowHint rows(size, c10::dtype_or_default(dtype));
   return at::detail::empty_generic(size, allocator(), kKeys, c10::dtype_or_default(dtype), format);
 }
 
@@ -52,6 +54,7 @@ at::Tensor emptyStrided(at::IntArrayRef size, at::IntArrayRef stride,
                         std::optional<c10::Device> device, std::optional<bool> pin_memory) {
   checkFactory(layout, pin_memory);
   const OnDevice here(device);
+  const RowHint rows(size, stride, c10::dtype_or_default(dtype));
   return at::detail::empty_strided_generic(size, stride, allocator(), kKeys,
                                            c10::dtype_or_default(dtype));
 }

@@ -149,9 +149,10 @@ void Pager::restore(Segment& segment, c10::Storage storage, bool written) {
 
 // --- out of the device
 
-bool Pager::evictable(const Segment& segment) const {
-  return segment.storage.use_count() == 1 && segment.readers.empty() &&
-         segment.residency.incoming == nullptr && segment.residency.used_at < now_;
+bool Pager::evictable(Segment& segment) const {
+  return segment.storage.use_count() == 1 && segment.residency.incoming == nullptr &&
+         segment.residency.used_at < now_ &&
+         (segment.readers.empty() || readers_gone(segment, /*wait=*/false));
 }
 
 // The gap that followed the last one when it came before; in a loop, that is the next one.
@@ -294,6 +295,17 @@ bool Pager::settleIncoming() {
   return !coming.empty();
 }
 
+// What other devices read leaves when they have read it: they wait for nothing that comes after.
+bool Pager::awaitReaders() {
+  bool waited = false;
+  for (Segment* segment : resident_) {
+    if (segment->readers.empty() || segment->residency.used_at >= now_) continue;
+    readers_gone(*segment, /*wait=*/true);
+    waited = true;
+  }
+  return waited;
+}
+
 bool Pager::reclaim(uint64_t bytes) {
   if (!active_ && !options_.least_recent) copier_ = std::make_unique<Copier>(swap_);
   active_ = true;
@@ -306,6 +318,7 @@ bool Pager::reclaim(uint64_t bytes) {
   for (uint64_t got = 0; got < bytes;) {
     Segment* segment = victim(-1.0);
     if (segment == nullptr && settleIncoming()) segment = victim(-1.0);
+    if (segment == nullptr && awaitReaders()) segment = victim(-1.0);
     if (segment == nullptr || !evict(*segment, /*wait=*/true)) break;
     got += segment->bytes;
     freed = true;

@@ -89,6 +89,8 @@ class Pager {
   uint64_t swappedBytes() const { return swap_.hostUsed() + swap_.diskUsed(); }
   // Told when a segment's memory moves, so that others do not read the old one.
   std::function<void(Segment&)> moved;
+  // Whether no other device reads the segment any more; with `wait`, once none does.
+  std::function<bool(Segment&, bool wait)> readers_gone;
 
  private:
   static constexpr uint64_t kReservePart = 32;  // of the limit, kept free for the next results
@@ -102,7 +104,7 @@ class Pager {
   };
   static uint64_t nextGap(const Residency& residency);
   double distance(const Segment& segment) const;
-  bool evictable(const Segment& segment) const;
+  bool evictable(Segment& segment) const;
   Segment* victim(double further_than) const;
   bool evict(Segment& segment, bool wait);
   void settle(bool wait);
@@ -110,6 +112,7 @@ class Pager {
   void restore(Segment& segment, c10::Storage storage, bool written);
   void vacate(Segment& segment);
   bool settleIncoming();
+  bool awaitReaders();
   void keepReserve();
   void prefetch(uint64_t sequence);
   uint64_t reserveBytes() const { return options_.limit_bytes / kReservePart; }

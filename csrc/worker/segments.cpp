@@ -53,6 +53,14 @@ void Segments::adopt(wire::Address address, std::byte* data, uint64_t bytes) {
 void Segments::setPager(Pager* pager) {
   pager_ = pager;
   pager_->moved = [this](Segment& segment) { say(segment.residency.slot, segment); };
+  pager_->readers_gone = [this](Segment& segment, bool wait) {
+    if (wait) {
+      awaitReaders(segment);
+    } else {
+      forgetReaders(segment);
+    }
+    return segment.readers.empty();
+  };
 }
 
 void Segments::expect(wire::Address address) {
@@ -137,10 +145,14 @@ void Segments::addReader(wire::Address address, PeerRead reader, uint64_t export
   const Place place = use(address, 0, /*writes=*/false);
   places_->note(exported, wire::slotOf(address));
   if (place.segment->poison != nullptr) return;  // nothing to read: the reader will see that
-  auto& readers = place.segment->readers;
   // Old ones are done before new ones come, so the list stays as short as the lease.
-  std::erase_if(readers, [&](const PeerRead& r) { return peers_->isPast(r.peer, r.sequence); });
-  readers.push_back(reader);
+  forgetReaders(*place.segment);
+  place.segment->readers.push_back(reader);
+}
+
+void Segments::forgetReaders(Segment& segment) {
+  std::erase_if(segment.readers,
+                [&](const PeerRead& r) { return peers_->isPast(r.peer, r.sequence); });
 }
 
 void Segments::awaitReaders(Segment& segment) {

@@ -90,6 +90,7 @@ class Segments {
  private:
   Segment& at(wire::Address address, uint64_t bytes);
   void say(uint32_t slot, const Segment& segment);
+  void forgetReaders(Segment& segment);
   void retire(Segment& segment);
   void set(wire::Address address, c10::Storage storage, uint64_t bytes);
 

@@ -28,7 +28,7 @@ def lease() -> Iterator[shoal.Lease]:
 def check_page_table() -> None:
     """One writer, copies only where there is memory, bytes conserved."""
     total = 0
-    for _, size, bound, valid, _, home, _ in _core.segments():
+    for _, size, bound, valid, _, home, _, _ in _core.segments():
         total += size
         assert valid & ~bound == 0
         assert (bound == 0) == (home < 0)

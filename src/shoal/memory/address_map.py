@@ -21,6 +21,7 @@ class Segment:
     copies: tuple[int, ...]  # all member devices with its present bytes
     swapped: tuple[int, ...]  # of these, those where it is not in the device's memory now
     device: int  # 0: of the whole lease; k: of shoal:k
+    part_of: int | None = None  # address of the segment larger than any device that it is a part of
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +49,19 @@ def map() -> list[Segment]:
 
 
 def _segment(
-    address: int, size: int, bound: int, valid: int, resident: int, home: int, pinned: int
+    address: int,
+    size: int,
+    bound: int,
+    valid: int,
+    resident: int,
+    home: int,
+    pinned: int,
+    part_of: int,
 ) -> Segment:
     copies = tuple(i + 1 for i in range(32) if valid >> i & 1)
     swapped = tuple(i for i in copies if not resident >> (i - 1) & 1)
-    return Segment(address, size, home + 1 if home >= 0 else None, copies, swapped, pinned + 1)
+    written = home + 1 if home >= 0 else None
+    return Segment(address, size, written, copies, swapped, pinned + 1, part_of or None)
 
 
 def _members() -> int:

@@ -1,0 +1,22 @@
+// Operators on tensors that are larger than any device: they run by parts, each where its rows are.
+#pragma once
+
+#include <ATen/core/stack.h>
+
+#include "client/call_cache.h"
+#include "client/operator_info.h"
+#include "client/session.h"
+
+namespace shoal::client {
+
+// Runs a call that has operands on wide segments, and puts its results in the arguments' place.
+// False if it has none: then it is a call like any other.
+bool runWide(const OperatorInfo& info, torch::jit::Stack* stack);
+
+// Runs a call whose results are too large for a device although its operands are not.
+void runWideResult(const OperatorInfo& info, torch::jit::Stack* stack, Session& session,
+                   const std::vector<OutputMeta>& outputs);
+
+uint64_t largestBytes(const std::vector<OutputMeta>& outputs);
+
+}  // namespace shoal::client
