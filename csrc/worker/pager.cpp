@@ -93,8 +93,15 @@ void Pager::bringIn(Segment& segment, bool ahead) {
     throw wire::ProtocolError("a segment is used after the stream said that it is freed");
   }
   auto* allocator = static_cast<c10::Allocator*>(&arena_);
-  c10::Storage storage(c10::Storage::use_byte_size_t(), segment.bytes,
-                       allocator->allocate(segment.bytes), allocator, /*resizable=*/true);
+  c10::DataPtr memory;
+  try {
+    memory = allocator->allocate(segment.bytes);
+  } catch (const c10::OutOfMemoryError&) {
+    if (ahead || residency.swap->tier == SwapBlock::Tier::kAdopted) throw;
+    return exchange(segment);
+  }
+  c10::Storage storage(c10::Storage::use_byte_size_t(), segment.bytes, std::move(memory), allocator,
+                       /*resizable=*/true);
   auto* data = static_cast<std::byte*>(storage.mutable_data());
   if (ahead) {
     residency.incoming = std::make_shared<CopyJob>(
@@ -111,6 +118,32 @@ void Pager::bringIn(Segment& segment, bool ahead) {
   swapped_.erase(residency.slot);
   add(segment, residency.slot);
   if (!ahead) moved(segment);
+}
+
+// Device and swap space are both full: what leaves takes the place of what comes.
+void Pager::exchange(Segment& segment) {
+  Residency& residency = segment.residency;
+  std::vector<std::byte> aside(segment.bytes);
+  swap_.read(*residency.swap, aside.data(), segment.bytes);
+  count(*residency.swap, segment.bytes, /*out=*/false);
+  swap_.release(*residency.swap);
+  residency.swap.reset();
+  auto* allocator = static_cast<c10::Allocator*>(&arena_);
+  c10::DataPtr memory;
+  try {
+    memory = allocator->allocate(segment.bytes);
+  } catch (const c10::OutOfMemoryError&) {
+    residency.swap = swap_.allocate(segment.bytes);
+    swap_.write(*residency.swap, aside.data(), segment.bytes);
+    throw;
+  }
+  std::copy(aside.begin(), aside.end(), static_cast<std::byte*>(memory.mutable_get()));
+  segment.storage = c10::Storage(c10::Storage::use_byte_size_t(), segment.bytes, std::move(memory),
+                                 allocator, /*resizable=*/true);
+  residency.dirty = true;
+  swapped_.erase(residency.slot);
+  add(segment, residency.slot);
+  moved(segment);
 }
 
 void Pager::arrived(Segment& segment) {

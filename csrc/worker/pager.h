@@ -119,6 +119,7 @@ class Pager {
   bool takeBackCopies(uint64_t bytes);
   void writeBack(Segment& segment, bool wait);
   void bringIn(Segment& segment, bool ahead);
+  void exchange(Segment& segment);
   void arrived(Segment& segment);
   void count(const SwapBlock& block, uint64_t bytes, bool out);
   void add(Segment& segment, uint32_t slot);

@@ -40,6 +40,7 @@ std::optional<SwapBlock> SwapSpace::allocate(uint64_t bytes) {
   if (!offset) return std::nullopt;
   try {
     openFile();
+    reserve(*offset, bytes);
   } catch (...) {
     disk_blocks_.release(*offset);
     throw;
@@ -53,6 +54,30 @@ void SwapSpace::openFile() {
   TORCH_CHECK_WITH(OutOfMemoryError, file_ >= 0, "the device is full, and its spill directory ",
                    options_.directory, " cannot be written: ", std::strerror(errno),
                    ". Start the pool with $SHOAL_SPILL_DIR set to a directory that can.");
+}
+
+// The disk's promise is taken now: what is written later finds its place.
+void SwapSpace::reserve(uint64_t offset, uint64_t bytes) {
+  const auto take = [&] {
+    return fallocate(file_, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0;
+  };
+  if (take()) return;
+  if (errno == ENOSPC) {
+    for (const auto& [start, length] : disk_blocks_.freeRanges()) {
+      fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(start),
+                static_cast<off_t>(length));
+    }
+    if (take()) return;
+  }
+  // A file system that cannot reserve says so when it is written to.
+  if (errno == EOPNOTSUPP || errno == ENOSYS) return;
+  raiseFull(errno);
+}
+
+void SwapSpace::raiseFull(int error) const {
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "the device is full, and writing to its spill ",
+                   "directory ", options_.directory, " failed: ", std::strerror(error),
+                   ". Free space there, or set $SHOAL_SPILL_DIR when the pool starts.");
 }
 
 void SwapSpace::release(const SwapBlock& block) {
@@ -69,9 +94,7 @@ void SwapSpace::write(const SwapBlock& block, const std::byte* from, uint64_t by
     const ssize_t n =
         pwrite(file_, from + done, bytes - done, static_cast<off_t>(block.offset + done));
     if (n < 0 && errno == EINTR) continue;
-    TORCH_CHECK_WITH(OutOfMemoryError, n > 0, "the device is full, and writing to its spill ",
-                     "directory ", options_.directory, " failed: ", std::strerror(errno),
-                     ". Free space there, or set $SHOAL_SPILL_DIR when the pool starts.");
+    if (n <= 0) raiseFull(errno);
     done += static_cast<uint64_t>(n);
   }
 }

@@ -42,6 +42,8 @@ class SwapSpace {
 
  private:
   void openFile();
+  void reserve(uint64_t offset, uint64_t bytes);
+  void raiseFull(int error) const;
 
   SwapOptions options_;
   std::byte* host_ = nullptr;

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,62 @@ def test_a_spill_directory_that_cannot_be_written_is_named(
         with pytest.raises(torch.OutOfMemoryError, match=r"SHOAL_SPILL_DIR|spill directory"):
             fill(6)[-1].sum().item()
         assert kept.sum().item() == MiB  # nothing is lost that was there
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own that is full after 8 MiB."""
+    where = tmp_path / "small"
+    where.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "shoal-test", str(where)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if made.returncode != 0:
+        pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
+    yield where
+    subprocess.run(["umount", str(where)], check=True)
+
+
+def test_a_full_disk_is_named_and_loses_nothing(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device was promised 64 MiB of disk, and the disk has 8: other sessions never notice."""
+    monkeypatch.setenv("SHOAL_SPILL_DIR", str(small_disk))
+    neighbour = "cpu,memory=8MiB,host=0,disk=0,threads=1,kind=plain"
+    with shoal.up([SMALL + ",kind=spilling", neighbour]) as pool:
+        other = programs.start(
+            """
+            import os, shoal, torch
+            shoal.connect(os.environ["SHOAL_POOL"], kind="plain")
+            x = torch.ones(1000, device="shoal")
+            print("ready", flush=True)
+            input()
+            print(x.sum().item(), flush=True)
+            """,
+            SHOAL_POOL=pool.url,
+        )
+        assert other.stdout is not None
+        assert other.stdin is not None
+        assert other.stdout.readline() == "ready\n"
+        with shoal.connect(pool.url, kind="spilling"):
+            kept: list[torch.Tensor] = []
+            with pytest.raises(torch.OutOfMemoryError, match="No space left on device"):
+                for i in range(24):
+                    kept.append(torch.full((MiB // 4,), float(i), device="shoal"))
+                    torch.shoal.synchronize()
+            kept.pop()  # the one that could not be made
+            assert len(kept) > 8
+            assert [t[7].item() for t in kept] == [float(i) for i in range(len(kept))]
+            del kept[:6]
+            assert torch.ones(MiB // 4, device="shoal").sum().item() == MiB // 4  # it goes on
+        other.stdin.write("\n")
+        other.stdin.flush()
+        assert other.stdout.readline() == "1000.0\n"
+        other.kill()
+        other.wait(10)
 
 
 def test_nothing_is_left_on_disk_after_a_kill(
