@@ -142,9 +142,19 @@ void Session::releaseLocked(Address address, const Lock& held) noexcept {
 
 // --- where things are
 
-Stream* Session::home(Address base, const Lock&) const {
-  const int home = at(base).home;
-  return home < 0 ? nullptr : members_[static_cast<size_t>(home)].get();
+Stream* Session::home(Address base, const Lock&) {
+  Segment& segment = at(base);
+  if (segment.home < 0) return nullptr;
+  promote(segment);
+  return members_[static_cast<size_t>(segment.home)].get();
+}
+
+// Where the home of a segment is lost, a copy of it elsewhere takes its place.
+void Session::promote(Segment& segment) {
+  if (members_[static_cast<size_t>(segment.home)]->usable()) return;
+  for (auto& member : members_) {
+    if (member->usable() && (segment.valid & member->bit()) != 0) return moveHome(segment, *member);
+  }
 }
 
 uint64_t Session::roomOf(const Stream& member) const {
@@ -284,6 +294,7 @@ void Session::bringFrom(Address base, Segment& segment, Stream& member, const Lo
 }
 
 void Session::fetch(Address base, Segment& segment, Stream& to, const Lock& held) {
+  promote(segment);
   Stream& from = *members_[static_cast<size_t>(segment.home)];
   from.checkUsable();
   // The two messages name each other: each side knows how far the other must be.

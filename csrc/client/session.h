@@ -117,7 +117,7 @@ class Session {
   // Message `sequence` of `member` makes the segment.
   void made(wire::Address base, Stream& member, uint64_t sequence, const Lock&);
   // The member with the segment's present bytes; null if nothing is behind it yet.
-  Stream* home(wire::Address base, const Lock&) const;
+  Stream* home(wire::Address base, const Lock&);
   // The generator's state is on `member` for its next message.
   void bringGenerator(uint64_t generator, Stream& member, const Lock&);
   Stream& generatorHome(uint64_t generator, const Lock&);
@@ -221,6 +221,7 @@ class Session {
   void dropCopy(wire::Address base, Segment& segment, Stream& member, const Lock&);
   void dropReplicas(Stream& member, uint64_t goal, const Lock&);
   void moveHome(Segment& segment, Stream& member);
+  void promote(Segment& segment);
   void releaseLocked(wire::Address address, const Lock&) noexcept;
   void releaseHostLater(uint64_t offset, const Lock&);
   uint64_t roomOf(const Stream& member) const;  // in its memory

@@ -24,6 +24,13 @@ def fill(count: int) -> list[torch.Tensor]:
     return [torch.full((MiB,), float(i), device="shoal") for i in range(count)]
 
 
+def fill_up(kept: list[torch.Tensor], count: int) -> None:
+    """One MiB after the other, each really there before the next is asked for."""
+    for i in range(count):
+        kept.append(torch.full((MiB // 4,), float(i), device="shoal"))
+        torch.shoal.synchronize()
+
+
 def test_a_spill_directory_that_cannot_be_written_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,9 +84,7 @@ def test_a_full_disk_is_named_and_loses_nothing(
         with shoal.connect(pool.url, kind="spilling"):
             kept: list[torch.Tensor] = []
             with pytest.raises(torch.OutOfMemoryError, match="No space left on device"):
-                for i in range(24):
-                    kept.append(torch.full((MiB // 4,), float(i), device="shoal"))
-                    torch.shoal.synchronize()
+                fill_up(kept, 24)
             kept.pop()  # the one that could not be made
             assert len(kept) > 8
             assert [t[7].item() for t in kept] == [float(i) for i in range(len(kept))]
@@ -137,6 +142,25 @@ def test_a_device_lost_beside_another_loses_only_its_own() -> None:
         with pytest.raises(shoal.DeviceLostError, match="lost"):
             there.to("shoal:1").sum().item()
         assert here.sum().item() == MiB
+
+
+def test_a_copy_elsewhere_takes_the_place_of_a_lost_original() -> None:
+    devices = ["cpu,memory=8MiB,host=0,disk=0,threads=1"] * 2
+    with shoal.up(devices) as pool, shoal.connect(pool.url, devices=2) as lease:
+        weight = torch.arange(1000, device="shoal")
+        large = torch.ones(5 * MiB // 4, device="shoal")  # fills the first device
+        other = torch.ones(4 * MiB // 4, device="shoal")  # so that this is on the second
+        other[:1000].add_(weight)  # reads a copy of the weight there
+        torch.shoal.synchronize()
+        homes = {s.address: s.home for s in shoal.memory.map()}
+        home = homes[weight.untyped_storage().data_ptr()]
+        assert home is not None
+        assert home != homes[other.untyped_storage().data_ptr()]
+        os.kill(lease.worker_pids[home - 1], signal.SIGKILL)
+        with pytest.raises(shoal.DeviceLostError):
+            large.sum().item()
+        assert torch.equal(weight.cpu(), torch.arange(1000))
+        assert (other[:1000] - weight).sum().item() == 1000
 
 
 def test_a_device_stopped_in_the_middle_of_a_copy_is_named() -> None:
