@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from shoal.schedule.measure import OperatorCounter, cached_profile, measure_device, measure_task
+from shoal.schedule.measure import OperatorCounter, measure_device, measure_task
 from shoal.schedule.profiles import (
     ERROR_PRIOR,
     DeviceProfile,
@@ -76,21 +74,6 @@ def test_a_task_is_profiled_by_running_it() -> None:
     assert profile.weights_bytes == profile.optimizer_bytes == 4 * (16 * 4 + 4)
     assert profile.steps_per_s == {"slow": 1.0}  # The clock ticks once per reading.
     assert sum(entry.flops for entry in profile.operators) > 0
-
-
-def test_a_device_is_measured_once_per_hardware(tmp_path: Path) -> None:
-    calls = []
-
-    def measure(device: torch.device, kind: str) -> DeviceProfile:
-        calls.append(kind)
-        return DeviceProfile(kind, "x", 1, {"float32": 1.0}, 1.0, 0.0)
-
-    first = cached_profile("cpu", "a", tmp_path, measure=measure)
-    again = cached_profile("cpu", "b", tmp_path, measure=measure)
-    assert (first.kind, again.kind) == ("a", "b")
-    assert calls == ["a"]
-    cached_profile("cpu", "a", tmp_path, refresh=True, measure=measure)
-    assert calls == ["a", "a"]
 
 
 def test_profiles_become_the_table_that_policies_read() -> None:
