@@ -24,6 +24,7 @@ VERBS = {
     "top": ("shoal.cli.top:top", "The pool live: devices, memory, calls and bytes a second."),
     "doctor": ("shoal.cli.doctor:doctor", "Find what is wrong with an installation or connection."),
     "simulate": ("shoal.cli.simulate:simulate", "Simulate a trace of tasks on a pool."),
+    "why": ("shoal.cli.why:why", "Why a task of a simulated pool waits, and when it will run."),
 }
 
 

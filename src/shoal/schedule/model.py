@@ -35,6 +35,19 @@ def parse_bytes(text: str) -> int:
     return int(size_bytes)
 
 
+def show_bytes(size_bytes: float) -> str:
+    """A size for people.
+
+    >>> show_bytes(3 * 2**29)
+    '1.5 GiB'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size_bytes < 1024:
+            return f"{size_bytes:.4g} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.4g} TiB"
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A number of devices that are alike.

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from shoal.schedule import gavel
-from shoal.schedule.model import InputError, Pool, Task, Trace, parse_bytes
+from shoal.schedule.model import InputError, Pool, Task, Trace, parse_bytes, show_bytes
 from shoal.schedule.reading import (
     SHOWN_CHARS_MAX,
     SPEED_MAX,
@@ -232,8 +232,13 @@ def write_trace(path: Path, tasks: Iterable[Task]) -> None:
             writer.writerow([*row, task.devices, f"{task.weight:g}", deadline, kinds, task.owner])
 
 
-def check_trace(trace: Trace, table: Throughputs, pool: Pool) -> None:
-    """Every task can run somewhere in the pool, and every kind is known; else `InputError`."""
+def check_trace(
+    trace: Trace, table: Throughputs, pool: Pool, *, may_never_run: bool = False
+) -> None:
+    """Every task can run somewhere in the pool, and every kind is known; else `InputError`.
+
+    With `may_never_run` tasks may be too large for the pool, for those who ask why they wait.
+    """
     for kind in pool.kinds:
         if kind.name not in table.kinds:
             known = ", ".join(table.kinds)
@@ -248,6 +253,8 @@ def check_trace(trace: Trace, table: Throughputs, pool: Pool) -> None:
             if name not in table.kinds:
                 problem = f"{name!r} is in no line of {table.source}"
                 raise InputError(trace.file, line, "kinds", problem)
+        if may_never_run:
+            continue
         quota = pool.quotas.get(task.owner, task.devices)
         if task.devices > quota:
             problem = f"{task.devices} are more than the quota of {task.owner!r}: {quota}"
@@ -274,6 +281,7 @@ def _why_not(task: Task, row: int, table: Throughputs, pool: Pool) -> list[str]:
         elif task.devices > kind.count:
             problems.append(f"{kind.name}: only {kind.count} devices")
         elif not table.fits(place, (row,), kind.memory_bytes):
-            need = int(table.memory_bytes[row, place])
-            problems.append(f"{kind.name}: needs {need} of {kind.memory_bytes} bytes of memory")
+            need, has = table.memory_bytes[row, place], kind.memory_bytes
+            shown_sizes = f"needs {show_bytes(need)} of memory, a device has {show_bytes(has)}"
+            problems.append(f"{kind.name}: {shown_sizes}")
     return problems
