@@ -378,7 +378,8 @@ class Head:
                 recovering = self.standing and self._recovering()
                 if not recovering or not await self._next_change(deadline):
                     self.counts["leases_refused"] += 1
-                    return messages.refusal(f"{refused}{self.nodes.failures()}")
+                    refused.reasons[:0] = self.nodes.failures()
+                    return messages.refusal(str(refused))
 
     def _recovering(self) -> bool:
         nodes = self.nodes.nodes.values()

@@ -235,6 +235,6 @@ class Nodes:
             for n in self.nodes.values()
         ]
 
-    def failures(self) -> str:
+    def failures(self) -> list[str]:
         """Device servers that are not running, for those who look for their devices."""
-        return "".join(f" {reason}" for n in self.nodes.values() for reason in n.failures.values())
+        return [reason for n in self.nodes.values() for reason in n.failures.values()]
