@@ -281,6 +281,11 @@ class Head:
                     self.end_lease(client.lease, "given back")
                     client.lease = None
                 return messages.Done()
+        if client.name != OWNER and isinstance(message, messages.Measure):
+            raise ProtocolError(
+                "only the pool's owner has devices measured again, on the head's machine. "
+                "`shoal devices` shows what is known."
+            )
         if client.name != OWNER:
             raise ProtocolError(f"a client does not say {type(message).__name__}")
         return self._govern(message)
