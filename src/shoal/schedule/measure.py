@@ -25,8 +25,10 @@ from shoal.schedule.profiles import Operators, TaskProfile
 MEASURE_S = 0.15
 REPEATS_MIN = 3
 #: Each a little over three times the work of the one before, so that none takes much too long.
-MATRIX_SIZES = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
-COPY_BYTES = 64 * 2**20
+MATRIX_SIZES = (
+    64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192,
+)  # fmt: skip
+COPY_BYTES = 32 * 2**20
 #: What a measurement may allocate on the device.
 SCRATCH_BYTES = 256 * 2**20
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -51,6 +53,14 @@ class Effort:
 
     measure_s: float = MEASURE_S
     average: bool = False
+
+    @property
+    def run_s(self) -> float:
+        """A run takes at least this long: to be measured well, or for several pauses to fall into it.
+
+        Short ones find a moment in which nobody else uses the machine.
+        """
+        return self.measure_s / (4 if self.average else 16)
 
 
 def fastest_s(
@@ -140,8 +150,19 @@ def measure_link(
     source, target = torch.device(source), torch.device(target)
     from_here = torch.zeros(copy_bytes, dtype=torch.uint8, device=source)
     to_there = torch.zeros(copy_bytes, dtype=torch.uint8, device=target)
-    took_s = fastest_s(lambda: to_there.copy_(from_here), target, clock, effort)
-    return copy_bytes / took_s
+    return copy_bytes / _sustained_s(lambda: to_there.copy_(from_here), target, clock, effort)
+
+
+def _sustained_s(
+    run: Callable[[], object], device: torch.device, clock: Clock, effort: Effort
+) -> float:
+    """Seconds of one of several runs in a row, so that waiting for their end weighs little."""
+    once_s = max(_once_s(run, device, clock), 1e-6)
+    times = min(64, math.ceil(effort.run_s / once_s))
+    rounds_s = fastest_s(
+        lambda: [run() for _ in range(times)], device, clock, effort, repeats_min=2
+    )
+    return rounds_s / times
 
 
 def _matmul_flops(
@@ -149,22 +170,27 @@ def _matmul_flops(
 ) -> float:
     """Of the first size that takes long enough to be measured well; 0: not supported.
 
-    Shorter runs do not count: a device of declared speed pays its pauses in lumps.
+    Shorter runs do not count: a device of declared speed pays its pauses in lumps. Where there are no
+    pauses, the next size must not be faster either: a busy machine makes small ones look slow.
     """
-    found = 0.0
+    found = short = 0.0
     for size in MATRIX_SIZES:
         if 2 * size * size * dtype.itemsize > scratch_bytes:
             break
         try:
             a = torch.ones(size, size, dtype=dtype, device=device)
-            took_s = _once_s(functools.partial(torch.matmul, a, a), device, clock)
-            if took_s > effort.measure_s / 4:  # The size that counts.
-                run = functools.partial(torch.matmul, a, a)
-                return 2 * size**3 / fastest_s(run, device, clock, effort, repeats_min=2)
+            run = functools.partial(torch.matmul, a, a)
+            took_s = min(_once_s(run, device, clock), _once_s(run, device, clock))
+            if took_s <= effort.run_s:
+                short = 2 * size**3 / took_s  # What there is, if none of them takes long.
+                continue
+            rate = 2 * size**3 / fastest_s(run, device, clock, effort, repeats_min=2)
         except (RuntimeError, NotImplementedError):
             break
-        found = 2 * size**3 / took_s  # What there is if none of them takes long.
-    return found
+        if effort.average or (found > 0 and rate < 1.1 * found):
+            return max(found, rate)
+        found = max(found, rate)
+    return found or short
 
 
 def _once_s(run: Callable[[], object], device: torch.device, clock: Clock) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shoal.schedule.measure import OperatorCounter, measure_device, measure_task
+from shoal.schedule.measure import Effort, OperatorCounter, measure_device, measure_task
 from shoal.schedule.profiles import (
     ERROR_PRIOR,
     DeviceProfile,
@@ -94,3 +94,22 @@ def test_a_real_device_is_measured() -> None:
     assert profile.bytes_per_s > 1e6
     assert 0 < profile.call_s < 1
     assert profile.links["host"] > 1e6
+
+
+def test_a_dtype_that_the_device_does_not_have_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = torch.matmul
+
+    def only_float32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if a.dtype != torch.float32:
+            raise RuntimeError("not implemented for 'Half'")
+        return real(a, b)
+
+    monkeypatch.setattr(torch, "matmul", only_float32)
+    profile = measure_device("cpu", "here", effort=Effort(0.001), scratch_bytes=2**20)
+    assert list(profile.flops_per_s) == ["float32"]
+
+
+def test_a_small_device_is_measured_within_its_memory() -> None:
+    profile = measure_device("cpu", "here", effort=Effort(0.001, average=True), scratch_bytes=2**18)
+    assert set(profile.flops_per_s) == {"float32", "bfloat16", "float16"}
+    assert profile.bytes_per_s > 0
