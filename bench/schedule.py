@@ -2,9 +2,12 @@
 
     python bench/schedule.py gavel --data FOLDER   # Gavel's traces, all policies, both restart costs
     python bench/schedule.py limits --data FOLDER  # what no schedule of Gavel's traces can reach
+    python bench/schedule.py makespans --data FOLDER   # the same for the last finish
     python bench/schedule.py seeds [--data FOLDER] # synthetic traces that nothing was tuned on
     python bench/schedule.py scale                 # decisions and a simulated week
     python bench/schedule.py predict               # error of predicted speeds
+
+    python -m bench.schedule_report                # the page's tables, from the results
 
 FOLDER holds `physical_cluster_throughputs.json` and `traces/` of Gavel (OSDI 2020). Results are
 printed, and written to bench/results/schedule-*.json.
@@ -24,7 +27,7 @@ import numpy as np
 import torch
 
 from shoal.schedule import measure
-from shoal.schedule.bounds import bounds, completion_bound
+from shoal.schedule.bounds import bounds, completion_bound, makespan_bound
 from shoal.schedule.metrics import figures
 from shoal.schedule.model import Kind, Pool, Task
 from shoal.schedule.policies.shoal import Shoal
@@ -200,6 +203,27 @@ def limits(data: Path, intervals: int) -> None:
             rows.append(row)
             _print(row)
     _save("limits", rows)
+
+
+@main.command()
+@click.option("--data", required=True, type=click.Path(exists=True, path_type=Path))
+def makespans(data: Path) -> None:
+    """The least makespan of any schedule of Gavel's traces: one linear program each, seconds."""
+    table = read_table(data / "physical_cluster_throughputs.json")
+    pool = Pool.parse(GAVEL_POOL)
+    rows: list[dict[str, object]] = []
+    for trace in TRACES:
+        tasks = read_trace(data / "traces" / f"{trace}.trace").tasks
+        for together in (2, 3):
+            bound_s = makespan_bound(pool, table, tasks, together)
+            row: dict[str, object] = {
+                "trace": trace,
+                "on_a_device": together,
+                "makespan_at_least_h": round(bound_s / 3600, 3),
+            }
+            rows.append(row)
+            _print(row)
+    _save("makespans", rows)
 
 
 def own_table(seed: int, kinds: int = 4, types: int = 20) -> Throughputs:

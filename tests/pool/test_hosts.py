@@ -125,6 +125,18 @@ def test_tensors_do_not_cross_hosts_yet_and_the_error_says_so(cluster: Cluster) 
     assert "does not move tensors between machines yet" in done.err
 
 
+def test_each_host_measures_its_own_devices(cluster: Cluster) -> None:
+    """The client has joined above; it sees how fast the devices of all hosts are."""
+
+    def profiles() -> list[dict[str, object] | None]:
+        return [d["profile"] for d in json.loads(cluster.desk.shoal("devices", "--json"))]
+
+    wait_until(lambda: all(profiles()), 60, "the devices of both hosts are measured")
+    refused = cluster.desk.run(*shoal_command("devices", "--refresh"))
+    assert refused.code == 1
+    assert "only the pool's owner" in refused.err
+
+
 @pytest.mark.slow
 def test_a_client_on_the_nodes_own_machine_works(cluster: Cluster) -> None:
     command = json.loads(cluster.head.shoal("code", "--json"))["command"]

@@ -352,7 +352,7 @@ def test_a_quota_comes_with_the_code(
 ) -> None:
     eve = open_pool.join("eve", devices_max=1, memory_bytes_max=32 * MiB)
     monkeypatch.setenv("SHOAL_IDENTITY", str(eve.path))
-    with pytest.raises(shoal.LeaseError, match="eve may hold 33554432 bytes"):
+    with pytest.raises(shoal.LeaseError, match="eve may hold 32 MiB at once"):
         shoal.connect(memory="33MiB")
     with shoal.connect() as lease:
         assert lease.granted[0].info.memory_bytes == 32 * MiB

@@ -32,7 +32,12 @@ class StandingPool:
     """A pool by `shoal up`, used from this process over its Unix socket or by those who join it."""
 
     def __init__(
-        self, directory: Path, *devices: str, listen: bool = False, options: tuple[str, ...] = ()
+        self,
+        directory: Path,
+        *devices: str,
+        listen: bool = False,
+        options: tuple[str, ...] = (),
+        profile: bool = False,
     ) -> None:
         self.directory = directory
         self.name = f"t{secrets.token_hex(4)}"
@@ -40,6 +45,8 @@ class StandingPool:
         self.url = client.LOCAL_PREFIX + local_pool_id(self.name)
         self.network_url = f"shoal://127.0.0.1:{self.port}"
         self._arguments = ["up", "--json", "--name", self.name, *options]
+        if not profile:  # nothing else should run beside what is tested
+            self._arguments.append("--no-profile")
         for device in devices or ("cpu,memory=64MiB,threads=1",):
             self._arguments += ["--device", device]
         if listen:

@@ -80,7 +80,7 @@ def ago(seconds: float) -> str:
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Columns of text, as wide as they must be; numbers to the right."""
     widths = [max(len(head), *(len(r[i]) for r in rows), 0) for i, head in enumerate(heads)]
-    numeric = [all(r[i][:1].isdigit() for r in rows) for i in range(len(heads))]
+    numeric = [all(r[i][:1].isdigit() or r[i] == "-" for r in rows) for i in range(len(heads))]
     for row in (heads, *rows):
         cells = [
             cell.rjust(width) if right else cell.ljust(width)

@@ -1,6 +1,8 @@
-"""`shoal status` and `shoal devices`."""
+"""`shoal status`, and how devices and sessions are listed."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import click
 
@@ -15,6 +17,9 @@ from shoal.cli.common import (
     print_table,
 )  # fmt: skip
 from shoal.pool import messages
+from shoal.schedule.device_profile import DeviceProfile
+
+SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64"}
 
 
 def look(url: str) -> messages.PoolStatus:
@@ -48,19 +53,10 @@ def status(pool: str | None, as_json: bool) -> None:
         print_sessions(found)
 
 
-@click.command()
-@pool_option
-@json_option
-def devices(pool: str | None, as_json: bool) -> None:
-    """The pool's devices and what is free of them."""
-    found = look(pool_url(pool)).devices
-    if as_json:
-        print_json(found)
-    else:
-        print_devices(found)
-
-
-def print_devices(found: list[messages.DeviceInfo]) -> None:
+def print_devices(
+    found: list[messages.DeviceInfo], profiles: Mapping[int, DeviceProfile] | None = None
+) -> None:
+    """A line for each device; with `profiles`, also what was measured."""
     rows = [
         [
             str(d.number), d.name, d.node, d.kind, amount(d.memory_bytes), amount(d.free_bytes),
@@ -69,7 +65,20 @@ def print_devices(found: list[messages.DeviceInfo]) -> None:
         for d in found
     ]  # fmt: skip
     heads = ["#", "device", "node", "kind", "memory", "free", "sessions", "speed", "threads"]
+    if profiles:
+        dtypes = list(dict.fromkeys(t for p in profiles.values() for t in p.flops_per_s))
+        heads += [*(f"{SHORT.get(t, t)} GFLOP/s" for t in dtypes), "GB/s", "host GB/s"]
+        for device, row in zip(found, rows, strict=True):
+            row += _speeds(profiles.get(device.number), dtypes)
     print_table(heads, rows)
+
+
+def _speeds(profile: DeviceProfile | None, dtypes: list[str]) -> list[str]:
+    if profile is None:
+        return ["-"] * (len(dtypes) + 2)
+    figures = [profile.flops_per_s.get(t, 0.0) for t in dtypes]
+    figures += [profile.bytes_per_s, profile.links.get("host", 0.0)]
+    return [f"{figure / 1e9:.3g}" if figure else "-" for figure in figures]
 
 
 def print_sessions(found: messages.PoolStatus) -> None:

@@ -17,10 +17,14 @@ VERBS = {
     "revoke": ("shoal.cli.access:revoke", "Throw a client or node out."),
     "audit": ("shoal.cli.access:audit", "What happened in the pool, newest last."),
     "status": ("shoal.cli.look:status", "The pool, its nodes, devices and sessions."),
-    "devices": ("shoal.cli.look:devices", "The pool's devices and what is free of them."),
+    "devices": (
+        "shoal.cli.devices:devices",
+        "The pool's devices: free memory and measured speed.",
+    ),
     "top": ("shoal.cli.top:top", "The pool live: devices, memory, calls and bytes a second."),
     "doctor": ("shoal.cli.doctor:doctor", "Find what is wrong with an installation or connection."),
     "simulate": ("shoal.cli.simulate:simulate", "Simulate a trace of tasks on a pool."),
+    "why": ("shoal.cli.why:why", "Why a task of a simulated pool waits, and when it will run."),
 }
 
 

@@ -10,38 +10,27 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from shoal.cli import workload
 from shoal.schedule.bounds import Bounds, bounds
 from shoal.schedule.metrics import Figures, figures
-from shoal.schedule.model import TOGETHER_MAX, InputError, Pool, Trace
+from shoal.schedule.model import Pool, Trace
 from shoal.schedule.plots import page
-from shoal.schedule.policies.shoal import BALANCE, Shoal
-from shoal.schedule.policy import Policy, policies
+from shoal.schedule.policy import policies
 from shoal.schedule.simulator import Result, Simulation, StuckError
 from shoal.schedule.synthetic import generate
-from shoal.schedule.tables import check_trace, read_table, read_trace, write_trace
+from shoal.schedule.tables import check_trace, read_trace, write_trace
 from shoal.schedule.throughputs import Throughputs
 
 #: Rounds kept for the plots of larger runs would fill the memory.
 SPANS_TASKS_MAX = 5000
+GENERATED_MAX = 10_000_000
 
 
 @click.command()
 @click.argument("trace", required=False, type=click.Path(exists=True, dir_okay=False))
-@click.option("--throughputs", required=True, type=click.Path(exists=True, dir_okay=False),
-              help="Speeds of each type of task on each kind of device.")  # fmt: skip
-@click.option("--devices", required=True, metavar="KIND:COUNT[:MEMORY],…",
-              help="The pool, as in v100:8:16GiB,k80:24.")  # fmt: skip
 @click.option("--policy", "names", multiple=True, default=["shoal"], show_default=True,
               help="May be given several times; `list` shows all.")  # fmt: skip
-@click.option("--round", "round_s", default=360.0, show_default=True, help="Seconds of a round.")
-@click.option("--restart-cost", "restart_cost_s", default=0.0, show_default=True,
-              help="Seconds that a task loses when it resumes or moves.")  # fmt: skip
-@click.option("--balance", default=BALANCE, show_default=True,
-              help="shoal: 0 is completion time; more is makespan and fairness.")  # fmt: skip
-@click.option("--together", "together_max", default=2, show_default=True,
-              help="Most tasks that share a device.")  # fmt: skip
-@click.option("--quota", "quotas", multiple=True, metavar="OWNER=DEVICES",
-              help="Most devices an owner holds at once.")  # fmt: skip
+@workload.options
 @click.option("--generate", "count", type=int, metavar="TASKS",
               help="Make a trace instead of reading one.")  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Of --generate.")
@@ -80,9 +69,12 @@ def simulate(
         for name, known_policy in sorted(policies().items()):
             click.echo(f"{name:16} {known_policy.summary}")
         return
-    chosen = [_policy(name, balance) for name in names]
-    _check_numbers(round_s, restart_cost_s, together_max, balance)
-    table, pool, tasks = _load(trace, throughputs, devices, quotas, count, seed, per_hour)
+    chosen = [workload.policy(name, balance) for name in names]
+    workload.check_numbers(round_s, restart_cost_s, together_max, balance)
+    with workload.bad_input():
+        table, pool = workload.load(throughputs, devices, quotas)
+        tasks = _tasks(trace, table, pool, count, seed, per_hour)
+        check_trace(tasks, table, pool)
     if save_trace is not None:
         write_trace(Path(save_trace), tasks.tasks)
     console = Console(stderr=True)
@@ -107,60 +99,17 @@ def simulate(
         _print([f for f, _ in runs], known, html_path)
 
 
-def _policy(name: str, balance: float) -> Policy:
-    known = policies()
-    if name not in known:
-        raise click.ClickException(f"no policy {name!r}; known: {', '.join(sorted(known))}")
-    return Shoal(balance) if name == Shoal.name else known[name]()
-
-
-def _check_numbers(
-    round_s: float, restart_cost_s: float, together_max: int, balance: float
-) -> None:
-    if not 0 < round_s < float("inf"):
-        raise click.ClickException(f"--round {round_s} is no length of time; try 360")
-    if not 0 <= restart_cost_s < round_s:
-        raise click.ClickException(
-            f"--restart-cost {restart_cost_s} must be shorter than a round of {round_s} s, "
-            "or a moved task would never get on; use longer rounds"
-        )
-    if not 1 <= together_max <= TOGETHER_MAX:
-        raise click.ClickException(f"--together {together_max} must be 1 to {TOGETHER_MAX}")
-    if not 0 <= balance < float("inf"):
-        raise click.ClickException(f"--balance {balance} must be 0 or more")
-
-
-def _load(
-    trace: str | None,
-    throughputs: str,
-    devices: str,
-    quotas: tuple[str, ...],
-    count: int | None,
-    seed: int,
-    per_hour: float,
-) -> tuple[Throughputs, Pool, Trace]:
-    try:
-        limits = {}
-        for quota in quotas:
-            owner, _, number = quota.partition("=")
-            if not number.isdigit():
-                raise ValueError(f"--quota {quota!r} is no OWNER=DEVICES")
-            limits[owner] = int(number)
-        pool = Pool.parse(devices, limits)
-        table = read_table(Path(throughputs))
-        if count is not None:
-            made = generate(table, pool, count, seed, per_hour)
-            tasks = Trace(made, f"seed {seed}", list(range(1, count + 1)))
-        elif trace is not None:
-            tasks = read_trace(Path(trace))
-        else:
-            raise click.UsageError("give a TRACE, or --generate TASKS")
-        check_trace(tasks, table, pool)
-    except InputError as error:
-        raise click.ClickException(str(error)) from None
-    except (ValueError, UnicodeDecodeError) as error:
-        raise click.ClickException(str(error)) from None
-    return table, pool, tasks
+def _tasks(
+    trace: str | None, table: Throughputs, pool: Pool, count: int | None, seed: int, per_hour: float
+) -> Trace:
+    if count is not None:
+        if not 1 <= count <= GENERATED_MAX or not 0 <= per_hour < float("inf"):
+            raise ValueError(f"--generate must be 1 to {GENERATED_MAX}, --per-hour 0 or more")
+        made = generate(table, pool, count, seed, per_hour)
+        return Trace(made, f"seed {seed}", list(range(1, count + 1)))
+    if trace is None:
+        raise click.UsageError("give a TRACE, or --generate TASKS")
+    return read_trace(Path(trace))
 
 
 def _run(simulation: Simulation, console: Console, quiet: bool) -> Result:

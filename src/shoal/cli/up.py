@@ -31,7 +31,14 @@ device_option = click.option(
     "--device", "devices", multiple=True, metavar="SPEC",
     help="One for each device, like cuda:0 or cpu,memory=1GiB,speed=0.5. Default: what there is.",
 )  # fmt: skip
+profile_option = click.option(
+    "--profile/--no-profile", default=True, show_default=True,
+    help="Measure how fast the devices are, while nobody uses them.",
+)  # fmt: skip
 detach_option = click.option("--detach", "-d", is_flag=True, help="Go on in the background.")
+
+
+PROFILES = "profiles.json"  # in the state directory
 
 
 class Told(msgspec.Struct):
@@ -49,6 +56,7 @@ class Told(msgspec.Struct):
 @click.option("--listen", metavar="ADDRESS[:PORT]",
               help=f"Open it to other machines. Port: {limits.PORT} if none is named.")  # fmt: skip
 @click.option("--metrics", metavar="[ADDRESS:]PORT", help="Serve Prometheus metrics over HTTP.")
+@profile_option
 @name_option
 @detach_option
 @json_option
@@ -56,6 +64,7 @@ def up(
     devices: tuple[str, ...],
     listen: str | None,
     metrics: str | None,
+    profile: bool,
     name: str,
     detach: bool,
     as_json: bool,
@@ -75,8 +84,9 @@ def up(
     lock = supervisor.Lock(state)
     head = head_process.Options(pool=name, state=str(state))
     agent = agent_process.Options(
-        pool_id=home.local_pool_id(name), node=own_name(), devices=list(devices) or None
-    )
+        pool_id=home.local_pool_id(name), node=own_name(), devices=list(devices) or None,
+        profiles=str(state / PROFILES) if profile else "",
+    )  # fmt: skip
     if listen is not None:
         head.listen_host, head.listen_port = split_address(listen)
         agent.host, agent.port = head.listen_host, head.listen_port + 1
@@ -203,6 +213,7 @@ def down(name: str, as_json: bool) -> None:
 @device_option
 @click.option("--listen", metavar="ADDRESS[:PORT]",
               help="Where clients reach its devices. Default: the way to the head.")  # fmt: skip
+@profile_option
 @click.option("--name", default="node", show_default=True, help="Of its state on this machine.")
 @click.option(
     "--as", "wished", default=None, help="What the pool calls it. Default: the host name."
@@ -213,6 +224,7 @@ def node(
     invitation: str | None,
     devices: tuple[str, ...],
     listen: str | None,
+    profile: bool,
     name: str,
     wished: str | None,
     detach: bool,
@@ -252,6 +264,7 @@ def node(
     options = agent_process.Options(
         pool_id=f"{home.local_pool_id(name)}-node", node=identity.name, devices=list(devices) or None,
         identity=str(path), host=host, port=port, head=identity.url,
+        profiles=str(state / PROFILES) if profile else "",
     )  # fmt: skip
     watcher = supervisor.Supervisor([_part("agent", agent_process, options)])
     try:

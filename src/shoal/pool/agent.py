@@ -24,7 +24,10 @@ import shoal
 from shoal.errors import ProtocolError
 from shoal.pool import home, limits, messages, process
 from shoal.pool.channel import Channel, Closed, open_channel
+from shoal.pool.profile_cache import ProfileCache
+from shoal.pool.profiling import PROBE_EPOCH, Profiler
 from shoal.pool.spec import DeviceSpec
+from shoal.schedule.device_profile import DeviceProfile
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ class Agent:
         *,
         network: Network | None = None,
         restart: bool,
+        profiles: ProfileCache | None = None,
     ) -> None:
         self.pool_id = pool_id
         self.node = node
@@ -126,6 +130,11 @@ class Agent:
         self.servers = [self._start(i, spec) for i, spec in enumerate(specs)]
         self._tasks: set[asyncio.Task[None]] = set()
         self._welcomed = False
+        self._profiler: Profiler | None = None  # none: its devices are not measured
+        if profiles is not None:
+            self._profiler = Profiler(
+                f"{pool_id}/{node}", profiles, lambda: self.servers, self._report_profile
+            )
 
     def _start(self, index: int, spec: DeviceSpec) -> Server:
         return start_server(self.pool_id, self.node, index, spec, self.network)
@@ -138,6 +147,8 @@ class Agent:
         """Speaks to the head; with `forever`, to each that follows it."""
         for server in self.servers:
             self._spawn(self._watch(server))
+        if self._profiler is not None:
+            self._spawn(self._profiler.run())
         said = ""
         while True:
             pause_s = limits.RETRY_S
@@ -180,6 +191,8 @@ class Agent:
                     beating = asyncio.ensure_future(self._beat(channel, message.beat_s))
                     self._welcomed = True
                     self._settle()
+                    if self._profiler is not None:
+                        self._profiler.report_all()
                 else:
                     self._hear(message)
         finally:
@@ -229,6 +242,8 @@ class Agent:
                 server = self._server(index)
                 if server is None:
                     return  # it has just ended: the head will hear of it
+                if self._profiler is not None:
+                    self._profiler.make_way(server)
                 server.held[grant.session] = grant
                 assert server.channel is not None
                 server.channel.send(grant)
@@ -240,8 +255,19 @@ class Agent:
                 server.held.pop(session, None)
                 assert server.channel is not None
                 server.channel.send(messages.Revoke(session))
+                self._note_change()
+            case messages.NodeMeasure(indices):
+                if self._profiler is not None:
+                    self._profiler.refresh(set(indices))
             case _:
                 raise ProtocolError(f"a head does not say {type(message).__name__}")
+
+    def _report_profile(self, index: int, profile: DeviceProfile) -> None:
+        self._say(messages.DeviceMeasured(index, profile))
+
+    def _note_change(self) -> None:
+        if self._profiler is not None:
+            self._profiler.changed()
 
     def _server(self, index: int) -> Server | None:
         if not 0 <= index < len(self.servers):
@@ -282,6 +308,7 @@ class Agent:
                     server.ready = message
                     self._say(messages.DeviceUp(server.announcement(), self.starting))
                     self._settle()
+                    self._device_ready(server)
                 elif isinstance(message, messages.SessionEnded):
                     self._session_ended(server, message)
         except ProtocolError:
@@ -293,10 +320,21 @@ class Agent:
         self._say(messages.DeviceDown(server.index, _why(server), self.starting))
         self._settle()
 
+    def _device_ready(self, server: Server) -> None:
+        if self._profiler is None:
+            return
+        known = self._profiler.profile(server)
+        if known is not None:
+            self._report_profile(server.index, known)
+        self._profiler.changed()
+
     def _session_ended(self, server: Server, message: messages.SessionEnded) -> None:
+        if message.epoch == PROBE_EPOCH:
+            return  # it was the agent's own
         held = server.held.get(message.session)
         if held is not None and held.epoch == message.epoch:
             del server.held[message.session]
+        self._note_change()
         self._say(
             messages.NodeSessionEnded(server.index, message.session, message.epoch, message.reason)
         )

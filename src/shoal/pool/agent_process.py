@@ -18,6 +18,7 @@ from shoal.pool import limits, process, tls
 from shoal.pool.agent import Agent, Network, connect_local
 from shoal.pool.channel import Channel, open_channel
 from shoal.pool.client import NETWORK_PREFIX, split_address
+from shoal.pool.profile_cache import ProfileCache
 from shoal.pool.spec import DeviceSpec, parse_device
 
 
@@ -29,6 +30,7 @@ class Options(msgspec.Struct):
     host: str = ""  # at which its device servers listen
     port: int = 0  # of the first of them
     head: str = ""  # URL; "": on this machine
+    profiles: str = ""  # file in which what is measured is kept; "": nothing is measured
 
 
 def declared(devices: list[str] | None) -> list[DeviceSpec]:
@@ -81,7 +83,10 @@ def main() -> None:
         if options.identity and options.host:
             network = Network(options.host, options.port, Path(options.identity))
         specs = declared(options.devices)
-        agent = Agent(options.pool_id, options.node, specs, network=network, restart=True)
+        cache = ProfileCache.open(Path(options.profiles)) if options.profiles else None
+        agent = Agent(
+            options.pool_id, options.node, specs, network=network, restart=True, profiles=cache
+        )
         agent.on_settled = say_ready
         asyncio.run(agent.run(connector(options), forever=True))
     except (ShoalError, OSError, subprocess.SubprocessError) as error:

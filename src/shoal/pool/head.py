@@ -207,6 +207,9 @@ class Head:
                     self._taken_grants.add((node.numbers[index], session, epoch))
                 self._change()
                 return
+            case messages.DeviceMeasured():
+                self.nodes.measured(node, message)
+                return
             case messages.DeviceUp():
                 lost = self.nodes.device_up(node, message)
                 reason = f"device {message.device.name} was started anew"
@@ -264,6 +267,8 @@ class Head:
                 return messages.PoolInfo(self.nodes.infos())
             case messages.Look():
                 return self.status()
+            case messages.AskProfiles(first):
+                return self.nodes.profiles_from(first)
             case messages.AskLease():
                 return await self._lease(client, message)
             case messages.Resume():
@@ -276,6 +281,11 @@ class Head:
                     self.end_lease(client.lease, "given back")
                     client.lease = None
                 return messages.Done()
+        if client.name != OWNER and isinstance(message, messages.Measure):
+            raise ProtocolError(
+                "only the pool's owner has devices measured again, on the head's machine. "
+                "`shoal devices` shows what is known."
+            )
         if client.name != OWNER:
             raise ProtocolError(f"a client does not say {type(message).__name__}")
         return self._govern(message)
@@ -285,6 +295,8 @@ class Head:
         if isinstance(message, messages.ReadAudit):
             rows = self.store.read_audit(message.count)
             return messages.AuditLog([messages.AuditEntry(*row) for row in rows])
+        if isinstance(message, messages.Measure):
+            return self._measure(message)
         if not isinstance(
             message, messages.MakeCode | messages.RevokeClient | messages.ListClients
         ):
@@ -302,6 +314,14 @@ class Head:
             return self.enrolment.list()
         self.enrolment.revoke(message.name)
         return messages.Done(self._throw_out(message.name))
+
+    def _measure(self, message: messages.Measure) -> messages.Message:
+        if not self.standing:
+            raise ProtocolError(
+                "the devices of a program's own pool are not measured. Start a pool with: shoal up"
+            )
+        numbers = None if message.devices is None else set(message.devices)
+        return messages.Done(f"{self.nodes.measure(numbers)} device(s) are to be measured")
 
     def _throw_out(self, name: str) -> str:
         """Ends everything of a revoked client or node. Its certificate opens nothing any more."""
@@ -363,7 +383,8 @@ class Head:
                 recovering = self.standing and self._recovering()
                 if not recovering or not await self._next_change(deadline):
                     self.counts["leases_refused"] += 1
-                    return messages.refusal(f"{refused}{self.nodes.failures()}")
+                    refused.reasons[:0] = self.nodes.failures()
+                    return messages.refusal(str(refused))
 
     def _recovering(self) -> bool:
         nodes = self.nodes.nodes.values()

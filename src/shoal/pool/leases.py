@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from shoal.pool.limits import SESSIONS_MAX
 from shoal.pool.placement import LeaseRefused, Offer, Request, choose
+from shoal.schedule.model import show_bytes
 
 __all__ = [
     "SESSIONS_MAX",
@@ -142,7 +143,7 @@ class LeaseTable:
 
     def grant(self, request: Request) -> Granted:
         """A lease for `request`. A refusal changes nothing."""
-        chosen = choose(request, self.offers())
+        chosen = self._choose(request)
         shares_bytes = [offer.share_bytes(request) for offer in chosen]
         if request.memory_bytes is None and request.fraction is None:  # "what there is for me"
             most_bytes = self._quota_left_bytes(request.client) // request.count
@@ -227,23 +228,46 @@ class LeaseTable:
 
     # --- refusals ----------------------------------------------------------------------------------
 
+    def _choose(self, request: Request) -> list[Offer]:
+        """The devices; a refusal also says what the client's quota would not allow anyway."""
+        silent = [d.name for d in self.devices.values() if not d.present]
+        try:
+            return choose(request, self.offers(), silent)
+        except LeaseRefused as refused:
+            asked_bytes = max(0, request.memory_bytes or 0) * max(0, request.count)
+            over = self._over_quota(request.client, request.count, asked_bytes)
+            if over is not None:
+                refused.reasons += over.reasons
+                refused.unblock += over.unblock
+            raise
+
     def _check_quota(self, client: str, count: int, memory_bytes: int) -> None:
+        over = self._over_quota(client, count, memory_bytes)
+        if over is not None:
+            raise over
+
+    def _over_quota(self, client: str, count: int, memory_bytes: int) -> LeaseRefused | None:
         quota = self.quotas.get(client)
         if quota is None:
-            return
+            return None
         shares = [s for g in self.held_by(client) for s in g.shares]
         devices = len(shares) + count
         total = sum(s.memory_bytes for s in shares) + memory_bytes
+        reasons = []
         if quota.devices is not None and devices > quota.devices:
-            raise LeaseRefused(
-                f"{client} may hold {quota.devices} device(s) at once and would hold {devices}. "
-                "End another program, or ask the pool's owner for more."
+            reasons.append(
+                f"{client} may hold {quota.devices} device(s) at once and would hold {devices}"
             )
         if quota.memory_bytes is not None and total > quota.memory_bytes:
-            raise LeaseRefused(
-                f"{client} may hold {quota.memory_bytes} bytes at once and would hold {total}. "
-                "Ask for less memory, or ask the pool's owner for more."
+            reasons.append(
+                f"{client} may hold {show_bytes(quota.memory_bytes)} at once and would hold "
+                f"{show_bytes(total)}"
             )
+        if not reasons:
+            return None
+        unblock = ["the end of another program of yours"] if shares else []
+        unblock += ["asking for less", "a larger quota: the pool's owner gives it with a new code"]
+        return LeaseRefused(f"the quota of {client} does not allow this.", reasons, unblock)
 
     def _quota_left_bytes(self, client: str) -> int:
         quota = self.quotas.get(client)

@@ -14,6 +14,7 @@ NAME_CHARS_MAX = 64
 TEXT_CHARS_MAX = 2000
 SESSIONS_MAX = 2047  # session numbers are eleven bits of an address, and 0 is none
 DEVICES_PER_NODE_MAX = 64
+PROFILES_PER_PAGE = 200  # of an answer; a profile is at most some KiB
 DEVICES_PER_LEASE_MAX = 32  # as many members as the core's address space can have
 
 # --- connections --------------------------------

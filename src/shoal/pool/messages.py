@@ -11,9 +11,11 @@ from shoal.pool.limits import (
     DEVICES_PER_LEASE_MAX,
     DEVICES_PER_NODE_MAX,
     NAME_CHARS_MAX,
+    PROFILES_PER_PAGE,
     SESSIONS_MAX,
     TEXT_CHARS_MAX,
 )
+from shoal.schedule.device_profile import DeviceProfile
 
 Name = Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
 Text = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
@@ -203,6 +205,30 @@ class PoolStatus(msgspec.Struct, frozen=True, tag=True):
     sessions: list[SessionInfo]
 
 
+class AskProfiles(msgspec.Struct, frozen=True, tag=True):
+    """Client → head: how fast are the devices? A page at a time."""
+
+    first: Count = 0  # the lowest device number of the page
+
+
+class MeasuredDevice(msgspec.Struct, frozen=True):
+    number: Count
+    profile: DeviceProfile
+
+
+class Profiles(msgspec.Struct, frozen=True, tag=True):
+    """Head → client: those that were measured, by number."""
+
+    devices: list[MeasuredDevice]
+    following: Count | None = None  # where the next page begins; None: this is the last
+
+
+class Measure(msgspec.Struct, frozen=True, tag=True):
+    """Owner → head: measure these devices again, as soon as nobody uses them."""
+
+    devices: Annotated[list[Count], Meta(max_length=PROFILES_PER_PAGE)] | None = None  # None: all
+
+
 class MakeCode(msgspec.Struct, frozen=True, tag=True):
     """Owner → head: a code with which one client or node can join."""
 
@@ -296,6 +322,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     memory_bytes: Count
     threads: Count
     kind: Name = ""
+    hardware: Name = ""  # what it really is, whatever kind it was declared as
 
 
 class Grant(msgspec.Struct, frozen=True, tag=True):
@@ -407,6 +434,19 @@ class NodeRevoke(msgspec.Struct, frozen=True, tag=True):
     session: Count
 
 
+class DeviceMeasured(msgspec.Struct, frozen=True, tag=True):
+    """Agent → head: how fast a device is."""
+
+    index: Device
+    profile: DeviceProfile
+
+
+class NodeMeasure(msgspec.Struct, frozen=True, tag=True):
+    """Head → agent: measure these again, as soon as nobody uses them."""
+
+    indices: Annotated[list[Device], Meta(max_length=DEVICES_PER_NODE_MAX)]
+
+
 class NodeSessionEnded(msgspec.Struct, frozen=True, tag=True):
     """Device server `index` → agent → head."""
 
@@ -475,6 +515,9 @@ Message = (
     | Done
     | Look
     | PoolStatus
+    | AskProfiles
+    | Profiles
+    | Measure
     | MakeCode
     | Code
     | RevokeClient
@@ -492,6 +535,8 @@ Message = (
     | NodeGranted
     | NodeRevoke
     | NodeSessionEnded
+    | DeviceMeasured
+    | NodeMeasure
     | Ready
     | Grant
     | Revoke

@@ -11,6 +11,7 @@ from shoal.pool import limits, messages, tls
 from shoal.pool.channel import Channel
 from shoal.pool.leases import Held, LeaseTable, Lost, Share
 from shoal.pool.store import Store
+from shoal.schedule.device_profile import DeviceProfile
 
 
 @dataclass
@@ -40,6 +41,9 @@ class Nodes:
         self.table = table
         self.store = store
         self.nodes: dict[str, Node] = {}
+        self.profiles: dict[
+            int, DeviceProfile
+        ] = {}  # by number; agents say them when they say hello
 
     def expect(self, numbers: set[int], now: float) -> None:
         """Devices that leases of an earlier head are on: their nodes have a while to come back."""
@@ -123,6 +127,11 @@ class Nodes:
             return []
         return self.table.session_ended(number, message.session, message.epoch)
 
+    def measured(self, node: Node, message: messages.DeviceMeasured) -> None:
+        number = node.numbers.get(message.index)
+        if number is not None:
+            self.profiles[number] = message.profile
+
     # --- silence -----------------------------------------------------------------------------------
 
     def disconnected(self, node: Node, now: float) -> None:
@@ -146,6 +155,8 @@ class Nodes:
             node.channel = None
         del self.nodes[node.name]
         mine = {n for n, (name, _) in self.store.devices().items() if name == node.name}
+        for number in mine:
+            self.profiles.pop(number, None)
         return [lost for number in sorted(mine) for lost in self.table.remove_device(number)]
 
     # --- instructions, and what to show ------------------------------------------------------------
@@ -171,6 +182,25 @@ class Nodes:
         node = self.of_device(share.device)
         if node is not None:
             node.send(messages.NodeRevoke(node.devices[share.device].index, share.session))
+
+    def measure(self, numbers: set[int] | None) -> int:
+        """Tells agents to measure these devices (None: all) again; returns how many there are."""
+        count = 0
+        for node in self.nodes.values():
+            indices = [i for i, n in node.numbers.items() if numbers is None or n in numbers]
+            if indices and node.channel is not None:
+                node.send(messages.NodeMeasure(sorted(indices)))
+                count += len(indices)
+        return count
+
+    def profiles_from(self, first: int) -> messages.Profiles:
+        """A page of what was measured, of devices that are there."""
+        known = sorted(n for n in self.profiles if n >= first and n in self.table.devices)
+        page = [
+            messages.MeasuredDevice(n, self.profiles[n]) for n in known[: limits.PROFILES_PER_PAGE]
+        ]
+        more = known[limits.PROFILES_PER_PAGE :]
+        return messages.Profiles(page, more[0] if more else None)
 
     def info(self, number: int) -> messages.DeviceInfo:
         known = self.table.devices[number]
@@ -205,6 +235,6 @@ class Nodes:
             for n in self.nodes.values()
         ]
 
-    def failures(self) -> str:
+    def failures(self) -> list[str]:
         """Device servers that are not running, for those who look for their devices."""
-        return "".join(f" {reason}" for n in self.nodes.values() for reason in n.failures.values())
+        return [reason for n in self.nodes.values() for reason in n.failures.values()]

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from shoal.pool.limits import DEVICES_PER_LEASE_MAX
+from shoal.schedule.model import show_bytes
+
+REASONS_SHOWN = 8  # the text of a refusal is bounded
 
 
 class LeaseRefused(Exception):
-    """The request cannot be granted; the text says why and what would help."""
+    """The request cannot be granted: all reasons, and whatever would help."""
+
+    def __init__(
+        self, summary: str, reasons: Sequence[str] = (), unblock: Sequence[str] = ()
+    ) -> None:
+        super().__init__(summary)
+        self.summary, self.reasons, self.unblock = summary, list(reasons), list(unblock)
+
+    def __str__(self) -> str:
+        lines = [self.summary, *_listed(self.reasons)]
+        if self.unblock:
+            lines += ["what would help:", *_listed(self.unblock)]
+        return "\n".join(lines)
+
+
+def _listed(texts: Sequence[str]) -> list[str]:
+    more = len(texts) - REASONS_SHOWN
+    shown = [f"  - {text}" for text in texts[:REASONS_SHOWN]]
+    return [*shown, f"  - and {more} more"] if more > 0 else shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,25 +100,25 @@ def is_of_kind(kind: str, wanted: str | None) -> bool:
     return wanted is None or any(k in kind.lower() for k in kinds(wanted))
 
 
-def choose(request: Request, offers: Sequence[Offer]) -> list[Offer]:
+def choose(request: Request, offers: Sequence[Offer], silent: Sequence[str] = ()) -> list[Offer]:
     """The devices for `request`, by number. Those with fewest sessions and most free memory first;
     several of one node before the same number from many, as their copies stay inside of it.
+
+    `silent` names devices that nobody gets now because their node is not heard of.
     """
     check(request)
-    if request.count > DEVICES_PER_LEASE_MAX:
+    if not 1 <= request.count <= DEVICES_PER_LEASE_MAX:
         raise LeaseRefused(
-            f"{request.count} devices were asked for; a lease has at most {DEVICES_PER_LEASE_MAX}. "
-            "Ask for fewer."
+            f"{request.count} devices were asked for; a lease has at most {DEVICES_PER_LEASE_MAX}, "
+            f"and at least one. Ask for devices=1 to {DEVICES_PER_LEASE_MAX}."
         )
     suitable = [o for o in offers if is_of_kind(o.kind, request.kind)]
-    if request.count < 1 or request.count > len(suitable):
-        raise LeaseRefused(_too_few(request, offers, suitable))
     fitting = sorted(
         (o for o in suitable if o.share_bytes(request) > 0),
         key=lambda o: (o.sessions, -o.free_bytes, o.number),
     )
     if len(fitting) < request.count:
-        raise LeaseRefused(_too_little(request, suitable, len(fitting)))
+        raise _refused(request, offers, suitable, fitting, silent)
     together = [
         [o for o in fitting if o.node == node][: request.count]
         for node in dict.fromkeys(o.node for o in fitting)
@@ -106,28 +127,78 @@ def choose(request: Request, offers: Sequence[Offer]) -> list[Offer]:
     return sorted(whole or fitting[: request.count], key=lambda o: o.number)
 
 
-def _too_few(request: Request, offers: Sequence[Offer], suitable: Sequence[Offer]) -> str:
-    if request.kind is None:
-        return (
-            f"{request.count} devices were asked for, the pool has {len(offers)}. Ask for fewer, "
-            "or start the pool with more."
-        )
-    there = ", ".join(sorted({o.kind for o in offers})) or "no device"
-    return (
-        f"{request.count} device(s) of kind {request.kind} were asked for, the pool has "
-        f"{len(suitable)} of that kind (it has: {there}). Ask for another kind or for fewer."
+# --- refusals --------------------------------------------------------------------------------------
+
+
+def _refused(
+    request: Request,
+    offers: Sequence[Offer],
+    suitable: Sequence[Offer],
+    fitting: Sequence[Offer],
+    silent: Sequence[str],
+) -> LeaseRefused:
+    """Says of every device that the request cannot have why, and all that would change it."""
+    asked, were = (
+        ("1 device", "was") if request.count == 1 else (f"{request.count} devices", "were")
     )
-
-
-def _too_little(request: Request, suitable: Iterable[Offer], fitting: int) -> str:
-    if request.fraction is not None:
-        wanted = f"{request.fraction:.0%} of their memory"
-    elif request.memory_bytes is not None:
-        wanted = f"{request.memory_bytes} bytes"
+    if len(suitable) < request.count:
+        kind = f" of kind {request.kind}" if request.kind is not None else ""
+        of_kind = " of that kind" if kind else ""
+        summary = f"{asked}{kind} {were} asked for, the pool has {len(suitable)}{of_kind}."
     else:
-        wanted = "any memory"
-    free = ", ".join(f"{o.name}: {o.free_bytes} of {o.memory_bytes} bytes free" for o in suitable)
-    return (
-        f"{request.count} device(s) with {wanted} free were asked for, {fitting} have that ({free}). "
-        "Ask for less memory, or wait until another program ends."
-    )
+        wanted = f"{asked} with {_wanted(request)} free"
+        summary = f"{wanted} {were} asked for; of {len(suitable)}, {len(fitting)} have that."
+    reasons = [f"{name}: its node is not heard of" for name in silent]
+    right = {o.number for o in suitable}
+    enough = {o.number for o in fitting}
+    for offer in offers:
+        if offer.number not in right:
+            reasons.append(f"{offer.name}: its kind is {offer.kind}, not {request.kind}")
+        elif offer.number not in enough:
+            reasons.append(f"{offer.name}: {_free(offer)}")
+    return LeaseRefused(summary, reasons, _remedies(request, offers, suitable, fitting, silent))
+
+
+def _wanted(request: Request) -> str:
+    if request.fraction is not None:
+        return f"{request.fraction:.0%} of their memory"
+    return "any memory" if request.memory_bytes is None else show_bytes(request.memory_bytes)
+
+
+def _free(offer: Offer) -> str:
+    free = f"{show_bytes(offer.free_bytes)} of {show_bytes(offer.memory_bytes)} free"
+    if offer.sessions == 0:
+        return f"{free}, and nobody uses it"
+    return f"{free}; {offer.sessions} session(s) hold the rest"
+
+
+def _remedies(
+    request: Request,
+    offers: Sequence[Offer],
+    suitable: Sequence[Offer],
+    fitting: Sequence[Offer],
+    silent: Sequence[str],
+) -> list[str]:
+    found = []
+    if fitting:
+        found.append(f"fewer devices: devices={len(fitting)}")
+    if len(suitable) >= request.count:
+        most_bytes = sorted((o.free_bytes for o in suitable), reverse=True)[request.count - 1]
+        if most_bytes > 0:
+            found.append(f"less memory: memory={most_bytes}, which is {show_bytes(most_bytes)}")
+    empty = [replace(o, free_bytes=o.memory_bytes, sessions=0) for o in suitable]
+    if sum(o.share_bytes(request) > 0 for o in empty) >= request.count:
+        used = [o.name for o in suitable if o.share_bytes(request) == 0 and o.sessions > 0]
+        found.append(f"waiting until programs end that use {', '.join(used[:REASONS_SHOWN])}")
+    if request.kind is not None:
+        right = {o.number for o in suitable}
+        others = [o for o in offers if o.number not in right and o.share_bytes(request) > 0]
+        if len(others) + len(fitting) >= request.count:
+            kinds_there = sorted({o.kind for o in others})
+            found.append(f"another kind: the pool has {', '.join(kinds_there[:REASONS_SHOWN])}")
+    if silent:
+        found.append("the silent nodes: `shoal status` shows them")
+    if len(suitable) < request.count or not found:
+        what = "more devices" if len(suitable) < request.count else "larger devices"
+        found.append(f"a pool with {what}: shoal up --device … --device …, or shoal node")
+    return found

@@ -24,7 +24,7 @@ import msgspec
 
 from shoal.errors import ProtocolError
 from shoal.pool import door, frames, limits, messages, process
-from shoal.pool.spec import DeviceSpec, default_threads, host_memory_bytes, spill
+from shoal.pool.spec import DeviceSpec, cpu_model, default_threads, host_memory_bytes, spill
 
 if TYPE_CHECKING:
     from shoal import _core
@@ -76,7 +76,9 @@ class DeviceServer:
         self.greetings: dict[socket.socket, Greeting] = {}
 
     def serve(self) -> None:
-        ready = messages.Ready(self.memory_bytes, self.threads, device_kind(self.spec))
+        ready = messages.Ready(
+            self.memory_bytes, self.threads, device_kind(self.spec), device_hardware(self.spec)
+        )
         frames.send(self.agent, ready)
         self.selector.register(self.agent, selectors.EVENT_READ)
         self.selector.register(self.listener, selectors.EVENT_READ)
@@ -318,6 +320,13 @@ def device_kind(spec: DeviceSpec) -> str:
     """What `kind=` of a request is looked for in."""
     if spec.kind or spec.device == "cpu":
         return spec.kind or "cpu"
+    return device_hardware(spec)
+
+
+def device_hardware(spec: DeviceSpec) -> str:
+    """What the device calls itself."""
+    if spec.device == "cpu":
+        return cpu_model()[:64]
     import torch
 
     module = torch.get_device_module(torch.device(spec.device))

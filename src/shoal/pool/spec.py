@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import re
 import shutil
 import tempfile
@@ -178,3 +179,13 @@ def default_threads() -> int:
 def host_memory_bytes() -> int:
     """Physical memory of this machine."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def cpu_model() -> str:
+    """What this machine's processor calls itself."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            named = next((line for line in file if line.startswith("model name")), "")
+    except OSError:
+        named = ""
+    return named.partition(":")[2].strip() or platform.processor() or platform.machine()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from shoal.schedule.model import show_bytes
 from shoal.schedule.policy import Assignment, Plan, TaskState, View
 
 
@@ -26,6 +27,15 @@ class Explanation(msgspec.Struct, frozen=True):
     unblock: list[str]
     starts_in_s: float | None
     ends_in_s: float | None
+    #: No schedule ends it sooner: alone on the fastest kind that it may use, from now on.
+    earliest_end_s: float | None
+
+    @property
+    def gap(self) -> float | None:
+        """How far the estimated end is above that bound: 0.5 is half as long again."""
+        if self.ends_in_s is None or not self.earliest_end_s:
+            return None
+        return max(0.0, self.ends_in_s / self.earliest_end_s - 1)
 
 
 def explain(view: View, plan: Plan, task: int) -> Explanation:
@@ -37,13 +47,11 @@ def explain(view: View, plan: Plan, task: int) -> Explanation:
     states = {state.id: state for state in view.tasks}
     state = states[task]
     mine = next((a for a in plan.assignments if task in a.tasks), None)
-    starts = _start_estimates(view, plan)
-    start_s = 0.0 if mine is not None else starts.get(task)
-    end_s = None if start_s is None else start_s + _duration(view, state, mine)
+    earliest_s = _earliest_end_s(view, state)
     if mine is not None:
-        return Explanation(
-            state.task.name, True, [_running(view, states, mine, task)], [], 0.0, end_s
-        )
+        running, lasts_s = [_running(view, states, mine, task)], _duration(view, state, mine)
+        return Explanation(state.task.name, True, running, [], 0.0, lasts_s, earliest_s)
+    start_s, end_s = _estimates(view, plan).get(task, (None, None))
     reasons, unblock = _quota(view, states, plan, state)
     for kind in range(len(view.pool.kinds)):
         reason, remedy = _kind(view, states, plan, state, kind)
@@ -51,7 +59,8 @@ def explain(view: View, plan: Plan, task: int) -> Explanation:
         unblock += remedy
     if start_s is not None:
         unblock.append(f"waiting about {start_s / 60:.0f} min, if nobody else arrives")
-    return Explanation(state.task.name, False, reasons, unblock, start_s, end_s)
+    unblock = list(dict.fromkeys(unblock))
+    return Explanation(state.task.name, False, reasons, unblock, start_s, end_s, earliest_s)
 
 
 def _running(view: View, states: dict[int, TaskState], mine: Assignment, task: int) -> Reason:
@@ -91,9 +100,10 @@ def _kind(
     if view.table.alone[state.row, kind] <= 0:
         return Reason("speed", f"{place.name}: this type of task does not run there"), []
     if not view.table.fits(kind, (state.row,), place.memory_bytes):
-        need = int(view.table.memory_bytes[state.row, kind])
-        text = f"{place.name}: needs {need} bytes of memory, a device has {place.memory_bytes}"
-        return Reason("memory", text), ["a smaller batch"]
+        need = show_bytes(view.table.memory_bytes[state.row, kind])
+        has = show_bytes(place.memory_bytes)
+        text = f"{place.name}: needs {need} of memory, a device has {has}"
+        return Reason("memory", text), [f"{place.name} with {need}", "a smaller batch"]
     if task.devices > place.count:
         text = f"{place.name}: needs {task.devices} at once, there are {place.count}"
         return Reason("gang", text), [f"{task.devices - place.count} more {place.name}"]
@@ -144,10 +154,8 @@ def _sharing(
     return []
 
 
-def _duration(view: View, state: TaskState, mine: Assignment | None) -> float:
-    """Seconds of running that are left, alone on the fastest kind or as it runs now."""
-    if mine is None:
-        return state.steps_left / float(view.table.best[state.row])
+def _duration(view: View, state: TaskState, mine: Assignment) -> float:
+    """Seconds of running that are left, if it goes on as it runs now."""
     rows = {s.id: s.row for s in view.tasks}
     order = sorted(mine.tasks, key=lambda i: rows[i])
     rates = view.table.rates(mine.kind, tuple(rows[i] for i in order))
@@ -155,8 +163,24 @@ def _duration(view: View, state: TaskState, mine: Assignment | None) -> float:
     return state.steps_left / rates[order.index(state.id)]
 
 
-def _start_estimates(view: View, plan: Plan) -> dict[int, float]:
-    """Seconds until each waiting task starts, if devices go to whoever has least work left.
+def _earliest_end_s(view: View, state: TaskState) -> float | None:
+    kinds = [k for k in range(len(view.pool.kinds)) if view.may_run(state, k)]
+    if not kinds:
+        return None
+    # Beside others a task may be measured to run even faster than alone.
+    rates = [float(view.table.alone[state.row, k]) for k in kinds]
+    rates += [
+        rate
+        for (kind, group), found in view.table.measured.items()
+        if kind in kinds
+        for row, rate in zip(group, found, strict=True)
+        if row == state.row
+    ]
+    return state.steps_left / max(rates)
+
+
+def _estimates(view: View, plan: Plan) -> dict[int, tuple[float, float]]:
+    """Seconds until each waiting task starts and ends, if devices go to whoever has least work left.
 
     A list schedule over the finish times of what runs now: cheap enough to answer a question with.
     """
@@ -170,17 +194,17 @@ def _start_estimates(view: View, plan: Plan) -> dict[int, float]:
         free[a.kind] -= devices
         last_s = max(_duration(view, states[i], a) for i in a.tasks)
         heapq.heappush(ends, (last_s, a.kind, devices))
-    waiting = [state for state in view.tasks if state.id not in running]
+    waiting = [state for state in view.runnable().tasks if state.id not in running]
     waiting.sort(key=lambda s: s.steps_left / view.table.best[s.row] / s.task.weight)
-    starts: dict[int, float] = {}
+    found: dict[int, tuple[float, float]] = {}
     while waiting and ends:
         now_s, kind, devices = heapq.heappop(ends)
         free[kind] += devices
         for state in list(waiting):
             if state.task.devices <= free[kind] and view.may_run(state, kind):
-                starts[state.id] = now_s
-                free[kind] -= state.task.devices
                 lasts_s = state.steps_left / float(view.table.alone[state.row, kind])
+                found[state.id] = (now_s, now_s + lasts_s)
+                free[kind] -= state.task.devices
                 heapq.heappush(ends, (now_s + lasts_s, kind, state.task.devices))
                 waiting.remove(state)
-    return starts
+    return found

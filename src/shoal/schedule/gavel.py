@@ -8,14 +8,24 @@ the number of steps, needs data, total steps, devices, priority weight, seconds 
 
 from __future__ import annotations
 
-import ast
-import math
-from pathlib import Path
+import json
+import re
+from typing import TypeGuard
 
-import msgspec
 import numpy as np
 
-from shoal.schedule.model import GANG_DEVICES_MAX, InputError, Task, Trace
+from shoal.schedule.model import InputError, Task, Trace
+from shoal.schedule.reading import (
+    SPEED_MAX,
+    SPEED_MIN,
+    STEPS_MAX,
+    STEPS_MIN,
+    TIME_MAX_S,
+    WEIGHT_MAX,
+    WEIGHT_MIN,
+    Place,
+    shown,
+)
 from shoal.schedule.throughputs import Group, Throughputs
 
 COLUMNS = (
@@ -30,22 +40,25 @@ COLUMNS = (
     "SLO",
     "arrival_s",
 )
+_ROW = re.compile(r"""\(\s*(['"])(.*)\1\s*,\s*(\d{1,9})\s*\)""", re.ASCII)
 
 
 def is_trace(text: str) -> bool:
-    """Does the first line look like a Gavel trace?"""
-    first = text.split("\n", 1)[0]
+    """Does the first line that is not empty look like a Gavel trace?"""
+    first = text.lstrip("\n").split("\n", 1)[0]
     return first.count("\t") >= 5
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(file: str, text: str) -> Trace:
     """The tasks of a Gavel trace, in file order."""
     tasks, lines = [], []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            tasks.append(_task(str(path), number, line.split("\t")))
+            tasks.append(_task(file, number, line.split("\t")))
             lines.append(number)
-    return Trace(tasks, str(path), lines)
+    if not tasks:
+        raise InputError(file, 1, COLUMNS[0], "there is no task in the trace")
+    return Trace(tasks, file, lines)
 
 
 def _task(file: str, line: int, cells: list[str]) -> Task:
@@ -53,82 +66,143 @@ def _task(file: str, line: int, cells: list[str]) -> Task:
         missing = COLUMNS[len(cells)] if len(cells) < len(COLUMNS) else "line"
         problem = f"{len(cells)} columns instead of {len(COLUMNS)}"
         raise InputError(file, line, missing, problem)
+    if not cells[0].strip():
+        raise InputError(file, line, COLUMNS[0], "is empty")
 
-    def number(column: str, least: float) -> float:
-        text = cells[COLUMNS.index(column)]
-        try:
-            value = float(text)
-        except ValueError:
-            raise InputError(file, line, column, f"{text!r} is no number") from None
-        if not math.isfinite(value) or value < least:
-            raise InputError(file, line, column, f"{text!r} must be at least {least:g}")
-        return value
+    def number(column: str, least: float, most: float) -> float:
+        return Place(file, line, column).number(cells[COLUMNS.index(column)], least, most)
 
-    slack_s = number("SLO", -math.inf)
-    devices = number("scale_factor", 1)
-    if devices != int(devices) or devices > GANG_DEVICES_MAX:
-        raise InputError(file, line, "scale_factor", f"{devices:g} is no number of devices")
-    steps = number("total_steps", 0)
-    if steps == 0:
-        raise InputError(file, line, "total_steps", "a task needs at least one step")
-    weight = number("priority_weight", 0)
-    if weight == 0:
-        raise InputError(file, line, "priority_weight", "must be above 0")
+    slack_s = number("SLO", -TIME_MAX_S, TIME_MAX_S)
+    scale = Place(file, line, "scale_factor").devices(cells[COLUMNS.index("scale_factor")])
     return Task(
         name=f"{line}: {cells[0]}",
         type=cells[0],
-        steps=steps,
-        arrival_s=number("arrival_s", 0),
-        devices=int(devices),
-        weight=weight,
+        steps=number("total_steps", STEPS_MIN, STEPS_MAX),
+        arrival_s=number("arrival_s", 0.0, TIME_MAX_S),
+        devices=scale,
+        weight=number("priority_weight", WEIGHT_MIN, WEIGHT_MAX),
         deadline_s=slack_s if slack_s > 0 else None,
     )
 
 
 def is_table(text: str) -> bool:
-    """Does this text look like a Gavel throughput table?"""
-    return text.lstrip().startswith("{") and '"null"' in text[:4000]
+    """Does this text look like a Gavel throughput table? No CSV header begins like that."""
+    return text.lstrip().startswith("{")
 
 
-def read_table(path: Path) -> Throughputs:
+def read_table(file: str, text: str) -> Throughputs:
     """The table; kinds of spread-out gangs (`*_unconsolidated`) are left out."""
-    file = str(path)
-    try:
-        raw = msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, dict[str, object]]])
-    except msgspec.DecodeError as error:
-        raise InputError(file, 1, "table", str(error)) from None
+    raw = _decode(file, text)
     kinds = tuple(kind for kind in raw if not kind.endswith("_unconsolidated"))
-    rows = sorted({_row(file, kind, key) for kind in kinds for key in raw[kind]})
+    if not kinds:
+        raise InputError(file, 1, "table", "has no kind of device")
+    rows_of = {
+        (kind, key): _row(_place(file, text, kind, key), key) for kind in kinds for key in raw[kind]
+    }
+    rows = sorted(set(rows_of.values()))
     row_of = {row: index for index, row in enumerate(rows)}
     alone = np.zeros((len(rows), len(kinds)))
     measured: dict[tuple[int, Group], tuple[float, ...]] = {}
     for number, kind in enumerate(kinds):
         for key, beside in raw[kind].items():
-            row = row_of[_row(file, kind, key)]
+            row = row_of[rows_of[kind, key]]
+            if "null" not in beside:
+                raise _place(file, text, kind, key, "null").error("the speed alone is missing")
             for other, value in beside.items():
-                field = f"{kind}.{key}.{other}"
+                # Looked for only when there is something to say: a table has many thousand values.
                 if other == "null":
-                    alone[row, number] = _speed(file, field, value)
+                    if not _is_speed(value):
+                        raise _place(file, text, kind, key, other).error(_no_speed(value))
+                    alone[row, number] = value
                     continue
-                if not isinstance(value, list) or len(value) != 2:
-                    raise InputError(file, 1, field, f"{value!r} is no pair of speeds")
-                mine, theirs = (_speed(file, field, v) for v in value)
-                partner = row_of.get(_row(file, kind, other))
+                pair = value if isinstance(value, list) and len(value) == 2 else None
+                if pair is None or not all(map(_is_speed, pair)):
+                    raise _place(file, text, kind, key, other).error(
+                        _no_speed(value, "pair of speeds")
+                    )
+                partner = row_of.get(_row(_place(file, text, kind, key, other), other))
                 if partner is not None:
-                    in_order = (mine, theirs) if row <= partner else (theirs, mine)
-                    measured[number, (min(row, partner), max(row, partner))] = in_order
+                    in_order = (pair[0], pair[1]) if row <= partner else (pair[1], pair[0])
+                    members = (min(row, partner), max(row, partner))
+                    measured[number, members] = (float(in_order[0]), float(in_order[1]))
     return Throughputs(kinds, rows, alone, measured=measured, source=file)
 
 
-def _row(file: str, kind: str, key: str) -> tuple[str, int]:
+Table = dict[str, dict[str, dict[str, object]]]
+
+
+def _decode(file: str, text: str) -> Table:
+    """The JSON, as far as its shape goes: objects of objects of objects, no key twice."""
     try:
-        name, devices = ast.literal_eval(key)
-        return str(name), int(devices)
-    except (ValueError, SyntaxError, TypeError):
-        raise InputError(file, 1, f"{kind}.{key}", "is no ('type', devices)") from None
+        raw = json.loads(text, object_pairs_hook=_unique)
+    except json.JSONDecodeError as error:
+        raise InputError(file, error.lineno, "table", f"is no JSON: {error.msg}") from None
+    except _TwiceError as error:
+        line = (
+            text.count("\n", 0, max(0, text.rfind(json.dumps(error.key, ensure_ascii=False)))) + 1
+        )
+        raise InputError(file, line, shown(error.key), "this key is there twice") from None
+    except (RecursionError, ValueError) as error:
+        raise InputError(file, 1, "table", f"is no JSON that can be used: {error}") from None
+    for kind, rows in raw.items():
+        if not isinstance(rows, dict):
+            raise _place(file, text, kind).error("is no object of types")
+        for key, beside in rows.items():
+            if not isinstance(beside, dict):
+                raise _place(file, text, kind, key).error("is no object of speeds")
+    found: Table = raw
+    return found
 
 
-def _speed(file: str, field: str, value: object) -> float:
-    if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise InputError(file, 1, field, f"{value!r} is no speed in steps/s")
-    return float(value)
+class _TwiceError(Exception):
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _TwiceError(next(key for place, key in enumerate(keys) if key in keys[:place]))
+    return found
+
+
+class _KeyPlace(Place):
+    """A value in a table: its line is found by its keys, when an error has to name it."""
+
+    def __init__(self, file: str, text: str, keys: tuple[str, ...]) -> None:
+        super().__init__(file, 1, ".".join(shown(key).strip("'\"") for key in keys))
+        self._text, self._keys = text, keys
+
+    def error(self, problem: str) -> InputError:
+        at = 0
+        for depth, key in enumerate(self._keys):
+            begins = r"\s*:\s*\{" if depth < 2 else r"\s*:"  # a kind and a type hold objects
+            pattern = re.compile(re.escape(json.dumps(key, ensure_ascii=False)) + begins)
+            found = pattern.search(self._text, at)
+            at = found.start() if found else at
+        self.line = self._text.count("\n", 0, at) + 1
+        return super().error(problem)
+
+
+def _place(file: str, text: str, *keys: str) -> _KeyPlace:
+    return _KeyPlace(file, text, keys)
+
+
+def _row(place: Place, key: str) -> tuple[str, int]:
+    """The row that "('type', devices)" names."""
+    found = _ROW.fullmatch(key)
+    if found is None:
+        raise place.error("is no ('type', devices)")
+    return found[2], place.devices(found[3])
+
+
+def _is_speed(value: object) -> TypeGuard[int | float]:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return value == 0 or SPEED_MIN <= value <= SPEED_MAX
+
+
+def _no_speed(value: object, what: str = "speed") -> str:
+    bounds = f"{SPEED_MIN:g} to {SPEED_MAX:g}"
+    return f"{shown(str(value))} is no {what}; a speed is 0, or steps/s from {bounds}"

@@ -1,31 +1,37 @@
 """Measures a device and a task through torch, whatever the device is.
 
-This is the shell around `profiles`: it runs things and reads a clock. A device's figures are cached
-by hardware identity, so a node with eight equal devices measures one.
+This is the shell around `profiles`: it runs things and reads a clock.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import platform
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from shoal.schedule.profiles import DeviceProfile, Operators, TaskProfile
+from shoal.schedule.device_profile import DeviceProfile, identity_of
+from shoal.schedule.profiles import Operators, TaskProfile
 
 #: A measurement is repeated until this much time is spent on it; the fastest repeat counts.
 MEASURE_S = 0.15
 REPEATS_MIN = 3
-MATRIX_SIZES = (256, 512, 1024, 2048, 4096)
-COPY_BYTES = 64 * 2**20
+#: Each a little over three times the work of the one before, so that none takes much too long.
+MATRIX_SIZES = (
+    64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192,
+)  # fmt: skip
+COPY_BYTES = 32 * 2**20
+#: What a measurement may allocate on the device.
+SCRATCH_BYTES = 256 * 2**20
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 Clock = Callable[[], float]
 
@@ -37,27 +43,54 @@ def synchronize(device: torch.device) -> None:
         module.synchronize(device)
 
 
-def fastest_s(run: Callable[[], object], device: torch.device, clock: Clock) -> float:
+@dataclass(frozen=True)
+class Effort:
+    """How a figure is measured.
+
+    `average`: over all repeats instead of the fastest. Right for a device of declared speed, which pays
+    its pauses late: only their sum is true.
+    """
+
+    measure_s: float = MEASURE_S
+    average: bool = False
+
+    @property
+    def run_s(self) -> float:
+        """A run takes at least this long: to be measured well, or for several pauses to fall into it.
+
+        Short ones find a moment in which nobody else uses the machine.
+        """
+        return self.measure_s / (4 if self.average else 16)
+
+
+def fastest_s(
+    run: Callable[[], object],
+    device: torch.device,
+    clock: Clock,
+    effort: Effort = Effort(),  # noqa: B008  (a constant)
+    repeats_min: int = REPEATS_MIN,
+) -> float:
     """Seconds of the fastest of several runs, the first (which may compile) left out."""
     run()
     synchronize(device)
     spent_s, best_s, repeats = 0.0, math.inf, 0
-    while spent_s < MEASURE_S or repeats < REPEATS_MIN:
+    while spent_s < effort.measure_s or repeats < repeats_min:
         start_s = clock()
         run()
         synchronize(device)
         took_s = clock() - start_s
         spent_s, best_s, repeats = spent_s + took_s, min(best_s, took_s), repeats + 1
-    return best_s
+    return spent_s / repeats if effort.average else best_s
 
 
 def hardware_identity(device: torch.device) -> str:
     """Equal for devices that can be expected to be equally fast."""
     module = getattr(torch, device.type, None)
     if device.type == "cpu" or module is None or not hasattr(module, "get_device_properties"):
-        cpu = platform.processor() or platform.machine()
-        return f"{device.type} {cpu} threads={torch.get_num_threads()} torch={torch.__version__}"
-    return f"{module.get_device_properties(device)} torch={torch.__version__}"
+        hardware = platform.processor() or platform.machine()
+    else:
+        hardware = str(module.get_device_properties(device))
+    return identity_of(hardware, device.type, torch.get_num_threads(), 1.0, str(torch.__version__))
 
 
 def memory_of(device: torch.device) -> int:
@@ -71,73 +104,103 @@ def memory_of(device: torch.device) -> int:
 def measure_device(
     device: torch.device | str,
     kind: str,
-    dtypes: Iterable[torch.dtype] = (torch.float32, torch.bfloat16),
+    dtypes: Iterable[torch.dtype] = DTYPES,
     memory_bytes: int | None = None,
     clock: Clock = time.perf_counter,
+    *,
+    effort: Effort = Effort(),  # noqa: B008
+    scratch_bytes: int = SCRATCH_BYTES,
 ) -> DeviceProfile:
-    """Run the micro-benchmarks.
+    """Run the micro-benchmarks. They take some `measure_s` for each dtype and for four more.
 
     >>> measure_device("cpu", "laptop").flops_per_s["float32"] > 0  # doctest: +SKIP
     True
     """
     device = torch.device(device)
     one = torch.ones(1, device=device)
-    flops = {str(d).removeprefix("torch."): _matmul_flops(device, d, clock) for d in dtypes}
+    flops = {
+        str(dtype).removeprefix("torch."): _matmul_flops(
+            device, dtype, clock, effort, scratch_bytes
+        )
+        for dtype in dtypes
+    }
+    copy_bytes = min(COPY_BYTES, 3 * scratch_bytes // 8)  # Two of them fit.
+    calls_s = fastest_s(lambda: [one.add_(1) for _ in range(100)], device, clock, effort)
     return DeviceProfile(
         kind=kind,
         identity=hardware_identity(device),
         memory_bytes=memory_of(device) if memory_bytes is None else memory_bytes,
         flops_per_s={name: speed for name, speed in flops.items() if speed > 0},
-        bytes_per_s=2 * measure_link(device, device, clock),  # A copy reads and writes.
-        call_s=fastest_s(lambda: [one.add_(1) for _ in range(100)], device, clock) / 100,
-        links={"host": measure_link("cpu", device, clock)},
+        # A copy reads and writes.
+        bytes_per_s=2 * measure_link(device, device, clock, effort, copy_bytes),
+        call_s=calls_s / 100,
+        links={"host": measure_link("cpu", device, clock, effort, copy_bytes)},
+        to_host_bytes_per_s=measure_link(device, "cpu", clock, effort, copy_bytes),
     )
 
 
 def measure_link(
-    source: torch.device | str, target: torch.device | str, clock: Clock = time.perf_counter
+    source: torch.device | str,
+    target: torch.device | str,
+    clock: Clock = time.perf_counter,
+    effort: Effort = Effort(),  # noqa: B008
+    copy_bytes: int = COPY_BYTES,
 ) -> float:
     """Bytes/s of a large copy from one device to the other."""
     source, target = torch.device(source), torch.device(target)
-    from_here = torch.empty(COPY_BYTES, dtype=torch.uint8, device=source)
-    to_there = torch.empty(COPY_BYTES, dtype=torch.uint8, device=target)
-    return COPY_BYTES / fastest_s(lambda: to_there.copy_(from_here), target, clock)
+    from_here = torch.zeros(copy_bytes, dtype=torch.uint8, device=source)
+    to_there = torch.zeros(copy_bytes, dtype=torch.uint8, device=target)
+    return copy_bytes / _sustained_s(lambda: to_there.copy_(from_here), target, clock, effort)
 
 
-def _matmul_flops(device: torch.device, dtype: torch.dtype, clock: Clock) -> float:
-    """Best of growing sizes, until one takes long enough to be the last; 0: not supported."""
-    best = 0.0
+def _sustained_s(
+    run: Callable[[], object], device: torch.device, clock: Clock, effort: Effort
+) -> float:
+    """Seconds of one of several runs in a row, so that waiting for their end weighs little."""
+    once_s = max(_once_s(run, device, clock), 1e-6)
+    times = min(64, math.ceil(effort.run_s / once_s))
+    rounds_s = fastest_s(
+        lambda: [run() for _ in range(times)], device, clock, effort, repeats_min=2
+    )
+    return rounds_s / times
+
+
+def _matmul_flops(
+    device: torch.device, dtype: torch.dtype, clock: Clock, effort: Effort, scratch_bytes: int
+) -> float:
+    """Of the first size that takes long enough to be measured well; 0: not supported.
+
+    Shorter runs do not count: a device of declared speed pays its pauses in lumps. Where there are no
+    pauses, the next size must not be faster either: a busy machine makes small ones look slow.
+    """
+    found = short = 0.0
     for size in MATRIX_SIZES:
+        if 2 * size * size * dtype.itemsize > scratch_bytes:
+            break
         try:
             a = torch.ones(size, size, dtype=dtype, device=device)
-            took_s = fastest_s(lambda a=a: a @ a, device, clock)  # type: ignore[misc]
+            run = functools.partial(torch.matmul, a, a)
+            took_s = min(_once_s(run, device, clock), _once_s(run, device, clock))
+            if took_s <= effort.run_s:
+                short = 2 * size**3 / took_s  # What there is, if none of them takes long.
+                continue
+            rate = 2 * size**3 / fastest_s(run, device, clock, effort, repeats_min=2)
         except (RuntimeError, NotImplementedError):
-            return best
-        best = max(best, 2 * size**3 / took_s)
-        if took_s > MEASURE_S / 2:
             break
-    return best
+        if effort.average or (found > 0 and rate < 1.1 * found):
+            return max(found, rate)
+        found = max(found, rate)
+    return found or short
 
 
-def cached_profile(
-    device: torch.device | str,
-    kind: str,
-    folder: Path,
-    refresh: bool = False,
-    measure: Callable[..., DeviceProfile] = measure_device,
-) -> DeviceProfile:
-    """The profile from the folder, measured if the hardware is not in it yet."""
-    device = torch.device(device)
-    identity = hardware_identity(device)
-    path = folder / "devices.json"
-    known: dict[str, DeviceProfile] = {}
-    if path.exists():
-        known = msgspec.json.decode(path.read_bytes(), type=dict[str, DeviceProfile])
-    if refresh or identity not in known:
-        known[identity] = measure(device, kind)
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.encode(known))
-    return msgspec.structs.replace(known[identity], kind=kind)
+def _once_s(run: Callable[[], object], device: torch.device, clock: Clock) -> float:
+    """Seconds of a second run."""
+    run()
+    synchronize(device)
+    start_s = clock()
+    run()
+    synchronize(device)
+    return clock() - start_s
 
 
 class OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -86,14 +87,15 @@ class Plan:
         return max(0.0, (self.bound - self.value) / max(abs(self.bound), 1e-12))
 
 
-class Policy:
+class Policy(ABC):
     """Base of all policies. A subclass in `shoal/schedule/policies/` is found by its `name`."""
 
     name: ClassVar[str] = ""
     summary: ClassVar[str] = ""
 
+    @abstractmethod
     def decide(self, view: View) -> Plan:
-        raise NotImplementedError
+        """What runs in the coming round."""
 
 
 def policies() -> dict[str, type[Policy]]:

@@ -12,24 +12,24 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from shoal.schedule.device_profile import DeviceProfile
 from shoal.schedule.throughputs import Throughputs
+
+__all__ = [
+    "DeviceProfile",
+    "Operators",
+    "Prediction",
+    "Predictor",
+    "TaskProfile",
+    "busy_shares",
+    "busy_times",
+    "throughputs",
+]
 
 #: Error that a prediction is given before any was checked: what rooflines are usually off by.
 ERROR_PRIOR = 0.3
 #: Weight of a new observation against all older ones.
 OBSERVATION_WEIGHT = 0.3
-
-
-class DeviceProfile(msgspec.Struct, frozen=True):
-    """A device's configuration and measured speed."""
-
-    kind: str
-    identity: str  # Of the hardware: equal devices share one measurement.
-    memory_bytes: int
-    flops_per_s: dict[str, float]  # By dtype: of a large matrix product.
-    bytes_per_s: float  # Of its own memory: of a large copy, reads and writes counted.
-    call_s: float  # Cost of a call that computes next to nothing.
-    links: dict[str, float] = {}  # Bytes/s to `host` and to other devices, where measured.
 
 
 class Operators(msgspec.Struct, frozen=True):

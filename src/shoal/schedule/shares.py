@@ -8,6 +8,7 @@ anew when tasks came or went, but not more often than every `RESET_S`.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import ClassVar
 
 import numpy as np
@@ -39,9 +40,9 @@ class SharePolicy(Policy):
         self._last: tuple[float, Plan] | None = None
         self._rounds = 0
 
+    @abstractmethod
     def shares(self, view: View) -> Shares:
         """Fraction of the coming time on each kind, for single tasks and for groups."""
-        raise NotImplementedError
 
     def decide(self, view: View) -> Plan:
         view = view.runnable()

@@ -168,10 +168,21 @@ class Simulation:
 
     def step(self) -> bool:
         """Simulate one round; False when all tasks are finished."""
+        decided = self.decide()
+        if decided is None:
+            return False
+        self.carry_out(decided[1])
+        return True
+
+    def decide(self) -> tuple[View, Plan] | None:
+        """What the policy sees now and what it answers; None when all tasks are finished.
+
+        `carry_out` is to follow: the policy keeps count of its rounds.
+        """
         self._arrive()
         if not self.active:
             if self.arrived == len(self.tasks):
-                return False
+                return None
             self.now_s = self.tasks[self.arrived].arrival_s
             self._arrive()
         view = View(
@@ -191,11 +202,14 @@ class Simulation:
         self.result.rounds.append(
             Round(self.now_s, running, len(self.active) - running, plan.gap, solve_s)
         )
+        return view, plan
+
+    def carry_out(self, plan: Plan) -> None:
+        """Run the round that was decided."""
         if not plan.assignments:
             self._idle()
         else:
             self._run_round(plan.assignments)
-        return True
 
     def _arrive(self) -> None:
         while self.arrived < len(self.tasks) and self.tasks[self.arrived].arrival_s <= self.now_s:

@@ -14,14 +14,27 @@ Lines that start with # are comments. An error names the file, the line and the 
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from shoal.schedule import gavel
-from shoal.schedule.model import GANG_DEVICES_MAX, InputError, Pool, Task, Trace, parse_bytes
+from shoal.schedule.model import InputError, Pool, Task, Trace, parse_bytes, show_bytes
+from shoal.schedule.reading import (
+    SHOWN_CHARS_MAX,
+    SPEED_MAX,
+    SPEED_MIN,
+    STEPS_MAX,
+    STEPS_MIN,
+    TIME_MAX_S,
+    TIME_MIN_S,
+    WEIGHT_MAX,
+    WEIGHT_MIN,
+    Place,
+    read_text,
+    shown,
+)
 from shoal.schedule.throughputs import Group, Throughputs
 
 TRACE_COLUMNS = ("name", "type", "steps", "arrival_s")
@@ -39,57 +52,63 @@ class _Line:
     def error(self, field: str, problem: str) -> InputError:
         return InputError(self.file, self.number, field, problem)
 
+    def get(self, field: str) -> str:
+        """The cell, or "" where the file has no such column."""
+        return self.cells.get(field, "").strip()
+
     def text(self, field: str) -> str:
-        value = self.cells.get(field, "").strip()
+        value = self.get(field)
         if not value:
             raise self.error(field, "is empty")
         return value
 
-    def number_of(self, field: str, default: float | None = None, least: float = 0.0) -> float:
-        value = self.cells.get(field, "").strip()
-        if not value and default is not None:
-            return default
-        try:
-            number = float(value)
-        except ValueError:
-            raise self.error(field, f"{value!r} is no number") from None
-        if not math.isfinite(number) or number < least:
-            raise self.error(field, f"{value!r} must be a finite number of at least {least:g}")
-        return number
-
-    def above_zero(self, field: str, default: float | None = None) -> float:
-        number = self.number_of(field, default)
-        if number == 0:
-            raise self.error(field, "must be above 0")
-        return number
+    def number_of(self, field: str, least: float, most: float, default: str = "") -> float:
+        place = Place(self.file, self.number, field)
+        return place.number(self.get(field) or default, least, most)
 
     def devices(self) -> int:
-        number = self.number_of("devices", 1.0, 1.0)
-        if number != int(number) or number > GANG_DEVICES_MAX:
-            raise self.error("devices", f"{number:g} is no number of devices")
-        return int(number)
+        return Place(self.file, self.number, "devices").devices(self.get("devices") or "1")
+
+    def speed(self) -> float:
+        place = Place(self.file, self.number, "steps_per_s")
+        value = self.get("steps_per_s")
+        return place.speed(place.number(value, 0.0, SPEED_MAX), shown(value))
 
 
-def _lines(path: Path, columns: tuple[str, ...], optional: tuple[str, ...]) -> Iterator[_Line]:
-    """The lines of a CSV file whose header has all of `columns` and nothing unknown."""
-    file = str(path)
+def _cells(file: str, number: int, line: str) -> list[str]:
+    try:
+        return next(csv.reader([line], strict=True))
+    except csv.Error as error:
+        raise InputError(file, number, "line", f"is no CSV: {error}") from None
+
+
+def _lines(
+    file: str, text: str, columns: tuple[str, ...], optional: tuple[str, ...]
+) -> Iterator[_Line]:
+    """The lines of a CSV text whose header has all of `columns`, once, and nothing unknown."""
     numbered = [
         (number, line)
-        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        for number, line in enumerate(text.split("\n"), start=1)
         if line.strip() and not line.startswith("#")
     ]
     if not numbered:
         raise InputError(file, 1, "header", "the file is empty")
     first, header_line = numbered[0]
-    header = [name.strip() for name in next(csv.reader([header_line]))]
+    header = [name.strip() for name in _cells(file, first, header_line)]
     for name in columns:
         if name not in header:
-            raise InputError(file, first, name, f"column is missing; header: {header_line!r}")
-    for name in header:
+            problem = f"column is missing; header: {shown(header_line)}"
+            raise InputError(file, first, name, problem)
+    for place, name in enumerate(header):
         if name not in columns + optional:
-            raise InputError(file, first, name, f"unknown column; known: {columns + optional}")
+            known = ", ".join(columns + optional)
+            raise InputError(
+                file, first, name[:SHOWN_CHARS_MAX] or "header", f"unknown column; known: {known}"
+            )
+        if name in header[:place]:
+            raise InputError(file, first, name, "this column is there twice")
     for number, line in numbered[1:]:
-        cells = next(csv.reader([line]))
+        cells = _cells(file, number, line)
         if len(cells) != len(header):
             missing = header[len(cells)] if len(cells) < len(header) else header[-1]
             problem = f"{len(cells)} columns instead of {len(header)}"
@@ -99,37 +118,48 @@ def _lines(path: Path, columns: tuple[str, ...], optional: tuple[str, ...]) -> I
 
 def read_trace(path: Path) -> Trace:
     """A trace in Shoal's or Gavel's format, whichever it is."""
-    text = path.read_text()
+    file, text = str(path), read_text(path)
     if gavel.is_trace(text):
-        return gavel.read_trace(path)
-    tasks, lines = [], []
-    for line in _lines(path, TRACE_COLUMNS, TRACE_OPTIONAL):
-        lines.append(line.number)
-        deadline = line.cells.get("deadline_s", "").strip()
-        kinds = line.cells.get("kinds", "").split()
-        tasks.append(
-            Task(
-                name=line.text("name"),
-                type=line.text("type"),
-                steps=line.above_zero("steps"),
-                arrival_s=line.number_of("arrival_s"),
-                devices=line.devices(),
-                weight=line.above_zero("weight", 1.0),
-                deadline_s=line.above_zero("deadline_s") if deadline else None,
-                kinds=frozenset(kinds) if kinds else None,
-                owner=line.cells.get("owner", "").strip(),
-            )
-        )
+        return gavel.read_trace(file, text)
+    tasks: list[Task] = []
+    line_of: dict[str, int] = {}
+    for line in _lines(file, text, TRACE_COLUMNS, TRACE_OPTIONAL):
+        task = _task(line)
+        before = line_of.setdefault(task.name, line.number)
+        if before != line.number:
+            raise line.error("name", f"{shown(task.name)} is the task of line {before} already")
+        tasks.append(task)
     if not tasks:
-        raise InputError(str(path), 1, "name", "there is no task in the trace")
-    return Trace(tasks, str(path), lines)
+        raise InputError(file, 1, "name", "there is no task in the trace")
+    return Trace(tasks, file, list(line_of.values()))
+
+
+def _task(line: _Line) -> Task:
+    kinds = line.get("kinds").split()
+    deadline_s = None
+    if line.get("deadline_s"):
+        deadline_s = line.number_of("deadline_s", TIME_MIN_S, TIME_MAX_S)
+    return Task(
+        name=line.text("name"),
+        type=line.text("type"),
+        steps=line.number_of("steps", STEPS_MIN, STEPS_MAX),
+        arrival_s=line.number_of("arrival_s", 0.0, TIME_MAX_S),
+        devices=line.devices(),
+        weight=line.number_of("weight", WEIGHT_MIN, WEIGHT_MAX, "1"),
+        deadline_s=deadline_s,
+        kinds=frozenset(kinds) if kinds else None,
+        owner=line.get("owner"),
+    )
 
 
 def read_table(path: Path) -> Throughputs:
     """A throughput table in Shoal's or Gavel's format, whichever it is."""
-    if gavel.is_table(path.read_text()):
-        return gavel.read_table(path)
-    lines = list(_lines(path, TABLE_COLUMNS, TABLE_OPTIONAL))
+    file, text = str(path), read_text(path)
+    if gavel.is_table(text):
+        return gavel.read_table(file, text)
+    lines = list(_lines(file, text, TABLE_COLUMNS, TABLE_OPTIONAL))
+    if not lines:
+        raise InputError(file, 1, "kind", "there is no line in the table")
     kinds = tuple(dict.fromkeys(line.text("kind") for line in lines))
     rows = sorted({(line.text("type"), line.devices()) for line in lines})
     row_of = {row: number for number, row in enumerate(rows)}
@@ -137,37 +167,33 @@ def read_table(path: Path) -> Throughputs:
     memory_bytes = np.zeros(alone.shape)
     busy = np.full((*alone.shape, 2), np.nan)
     beside: dict[tuple[int, int, tuple[str, ...]], tuple[float, _Line]] = {}
+    seen: dict[tuple[int, int, tuple[str, ...]], int] = {}
     for line in lines:
         row, kind = row_of[line.text("type"), line.devices()], kinds.index(line.text("kind"))
-        speed = line.number_of("steps_per_s")
-        partners = tuple(sorted(line.cells.get("beside", "").split()))
+        speed = line.speed()
+        partners = tuple(sorted(line.get("beside").split()))
+        before = seen.setdefault((kind, row, partners), line.number)
+        if before != line.number:
+            raise line.error("type", f"line {before} has this type, devices and kind already")
         if partners:
             beside[kind, row, partners] = (speed, line)
             continue
-        if alone[row, kind] > 0:
-            raise line.error("type", "this type, device count and kind were given before")
         alone[row, kind] = speed
         memory_bytes[row, kind] = _memory(line)
         for place, name in enumerate(("compute_busy", "bandwidth_busy")):
-            if line.cells.get(name, "").strip():
-                busy[row, kind, place] = _share(line, name)
+            if line.get(name):
+                busy[row, kind, place] = line.number_of(name, 0.0, 1.0)
     measured = _measured(rows, row_of, beside)
-    return Throughputs(kinds, rows, alone, memory_bytes, busy, measured, str(path))
+    return Throughputs(kinds, rows, alone, memory_bytes, busy, measured, file)
 
 
 def _memory(line: _Line) -> int:
-    text = line.cells.get("memory", "").strip()
+    text = line.get("memory")
     try:
-        return parse_bytes(text) if text else 0
+        size_bytes = parse_bytes(text) if text else 0
     except ValueError as error:
         raise line.error("memory", str(error)) from None
-
-
-def _share(line: _Line, name: str) -> float:
-    share = line.number_of(name)
-    if share > 1:
-        raise line.error(name, f"{share:g} is more than all of the device")
-    return share
+    return size_bytes
 
 
 def _measured(
@@ -206,8 +232,13 @@ def write_trace(path: Path, tasks: Iterable[Task]) -> None:
             writer.writerow([*row, task.devices, f"{task.weight:g}", deadline, kinds, task.owner])
 
 
-def check_trace(trace: Trace, table: Throughputs, pool: Pool) -> None:
-    """Every task can run somewhere in the pool, and every kind is known; else `InputError`."""
+def check_trace(
+    trace: Trace, table: Throughputs, pool: Pool, *, may_never_run: bool = False
+) -> None:
+    """Every task can run somewhere in the pool, and every kind is known; else `InputError`.
+
+    With `may_never_run` tasks may be too large for the pool, for those who ask why they wait.
+    """
     for kind in pool.kinds:
         if kind.name not in table.kinds:
             known = ", ".join(table.kinds)
@@ -222,10 +253,16 @@ def check_trace(trace: Trace, table: Throughputs, pool: Pool) -> None:
             if name not in table.kinds:
                 problem = f"{name!r} is in no line of {table.source}"
                 raise InputError(trace.file, line, "kinds", problem)
+        if may_never_run:
+            continue
         quota = pool.quotas.get(task.owner, task.devices)
         if task.devices > quota:
             problem = f"{task.devices} are more than the quota of {task.owner!r}: {quota}"
             raise InputError(trace.file, line, "devices", problem)
+        lasts_s = task.steps / max(chosen.best[row], SPEED_MIN)
+        if chosen.best[row] > 0 and lasts_s > TIME_MAX_S:
+            problem = f"the fastest kind needs {lasts_s:.3g} s, more than {TIME_MAX_S:g}"
+            raise InputError(trace.file, line, "steps", problem)
         problems = _why_not(task, row, chosen, pool)
         if len(problems) == len(pool.kinds):
             field = "memory" if any("memory" in p for p in problems) else "devices"
@@ -244,6 +281,7 @@ def _why_not(task: Task, row: int, table: Throughputs, pool: Pool) -> list[str]:
         elif task.devices > kind.count:
             problems.append(f"{kind.name}: only {kind.count} devices")
         elif not table.fits(place, (row,), kind.memory_bytes):
-            need = int(table.memory_bytes[row, place])
-            problems.append(f"{kind.name}: needs {need} of {kind.memory_bytes} bytes of memory")
+            need, has = table.memory_bytes[row, place], kind.memory_bytes
+            shown_sizes = f"needs {show_bytes(need)} of memory, a device has {show_bytes(has)}"
+            problems.append(f"{kind.name}: {shown_sizes}")
     return problems

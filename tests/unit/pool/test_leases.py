@@ -227,7 +227,7 @@ def test_a_lease_without_an_amount_takes_what_is_free() -> None:
     leases = table(100)
     leases.grant(Request(1, 30))
     assert leases.grant(Request()).shares[0].memory_bytes == 70
-    with pytest.raises(LeaseRefused, match="0 of 100 bytes free"):
+    with pytest.raises(LeaseRefused, match="0 B of 100 B free"):
         leases.grant(Request())
 
 
@@ -235,7 +235,7 @@ def test_a_lease_without_an_amount_takes_what_its_client_may_have() -> None:
     leases = table(100)
     leases.quotas["eve"] = Quota(memory_bytes=40)
     assert leases.grant(Request(client="eve")).shares[0].memory_bytes == 40
-    with pytest.raises(LeaseRefused, match="eve may hold 40 bytes"):
+    with pytest.raises(LeaseRefused, match="eve may hold 40 B"):
         leases.grant(Request(1, 1, client="eve"))
 
 
@@ -273,9 +273,30 @@ def test_leases_end_in_time() -> None:
 def test_refusals_say_what_there_is() -> None:
     with pytest.raises(LeaseRefused, match="the pool has 1"):
         table(100).grant(Request(2))
-    with pytest.raises(LeaseRefused, match="101 bytes"):
+    with pytest.raises(LeaseRefused, match="101 B free was asked for"):
         table(100).grant(Request(1, 101))
     with pytest.raises(LeaseRefused, match="a lease has at most 32"):
         table(*[100] * 40).grant(Request(33))
     with pytest.raises(LeaseRefused, match="at most 1"):
         table(100).grant(Request(1, fraction=1.5))
+
+
+def test_a_refusal_gives_the_quota_beside_the_devices() -> None:
+    leases = table(100, 100)
+    leases.quotas["eve"] = Quota(devices=1)
+    leases.grant(Request(1, 60, client="bob"))
+    with pytest.raises(LeaseRefused) as caught:
+        leases.grant(Request(2, 50, client="eve"))
+    text = str(caught.value)
+    assert "40 B of 100 B free; 1 session(s) hold the rest" in text
+    assert "eve may hold 1 device(s) at once and would hold 2" in text
+    assert "a larger quota" in text
+
+
+def test_a_silent_node_is_a_reason() -> None:
+    leases = table(100, 100)
+    leases.absent(1)
+    with pytest.raises(LeaseRefused) as caught:
+        leases.grant(Request(2))
+    assert f"{leases.devices[1].name}: its node is not heard of" in caught.value.reasons
+    assert any("shoal status" in remedy for remedy in caught.value.unblock)

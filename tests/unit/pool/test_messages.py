@@ -26,9 +26,11 @@ def values(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
     """Anything that a field of this type may hold."""
     match kind:
         case msgspec.inspect.IntType():
-            return st.integers(kind.ge if kind.ge is not None else -(2**63), kind.le or 2**63 - 1)
+            most = kind.lt - 1 if kind.lt is not None else kind.le or 2**63 - 1
+            return st.integers(kind.ge if kind.ge is not None else -(2**63), most)
         case msgspec.inspect.FloatType():
-            return st.floats(allow_nan=False)
+            least = kind.gt if kind.gt is not None else kind.ge
+            return st.floats(least, kind.le, exclude_min=kind.gt is not None, allow_nan=False)
         case msgspec.inspect.StrType():
             return st.text(max_size=min(30, kind.max_length or 30))
         case msgspec.inspect.BoolType():
@@ -37,6 +39,8 @@ def values(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
             return st.none()
         case msgspec.inspect.ListType():
             return st.lists(values(kind.item_type), max_size=3)
+        case msgspec.inspect.DictType():
+            return st.dictionaries(values(kind.key_type), values(kind.value_type), max_size=3)
         case msgspec.inspect.TupleType():
             return st.tuples(*map(values, kind.item_types))
         case msgspec.inspect.UnionType():

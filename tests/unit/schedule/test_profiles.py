@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from shoal.schedule.measure import OperatorCounter, cached_profile, measure_device, measure_task
+from shoal.schedule.measure import Effort, OperatorCounter, measure_device, measure_task
 from shoal.schedule.profiles import (
     ERROR_PRIOR,
     DeviceProfile,
@@ -78,21 +76,6 @@ def test_a_task_is_profiled_by_running_it() -> None:
     assert sum(entry.flops for entry in profile.operators) > 0
 
 
-def test_a_device_is_measured_once_per_hardware(tmp_path: Path) -> None:
-    calls = []
-
-    def measure(device: torch.device, kind: str) -> DeviceProfile:
-        calls.append(kind)
-        return DeviceProfile(kind, "x", 1, {"float32": 1.0}, 1.0, 0.0)
-
-    first = cached_profile("cpu", "a", tmp_path, measure=measure)
-    again = cached_profile("cpu", "b", tmp_path, measure=measure)
-    assert (first.kind, again.kind) == ("a", "b")
-    assert calls == ["a"]
-    cached_profile("cpu", "a", tmp_path, refresh=True, measure=measure)
-    assert calls == ["a", "a"]
-
-
 def test_profiles_become_the_table_that_policies_read() -> None:
     sized = TaskProfile("mm", 8, 100, 200, 300, COMPUTE.operators, {"slow": 5.0})
     table = throughputs([sized, MEMORY], [SLOW, FAST], Predictor([SLOW, FAST]))
@@ -111,3 +94,22 @@ def test_a_real_device_is_measured() -> None:
     assert profile.bytes_per_s > 1e6
     assert 0 < profile.call_s < 1
     assert profile.links["host"] > 1e6
+
+
+def test_a_dtype_that_the_device_does_not_have_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = torch.matmul
+
+    def only_float32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if a.dtype != torch.float32:
+            raise RuntimeError("not implemented for 'Half'")
+        return real(a, b)
+
+    monkeypatch.setattr(torch, "matmul", only_float32)
+    profile = measure_device("cpu", "here", effort=Effort(0.001), scratch_bytes=2**20)
+    assert list(profile.flops_per_s) == ["float32"]
+
+
+def test_a_small_device_is_measured_within_its_memory() -> None:
+    profile = measure_device("cpu", "here", effort=Effort(0.001, average=True), scratch_bytes=2**18)
+    assert set(profile.flops_per_s) == {"float32", "bfloat16", "float16"}
+    assert profile.bytes_per_s > 0

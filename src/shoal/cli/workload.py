@@ -1,0 +1,89 @@
+"""What `shoal simulate` and `shoal why` have in common: a table, a pool and the rules of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from shoal.schedule.model import TOGETHER_MAX, Pool
+from shoal.schedule.policies.shoal import BALANCE, Shoal
+from shoal.schedule.policy import Policy, policies
+from shoal.schedule.tables import read_table
+from shoal.schedule.throughputs import Throughputs
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option("--throughputs", required=True, type=click.Path(exists=True, dir_okay=False),
+                 help="Speeds of each type of task on each kind of device."),
+    click.option("--devices", required=True, metavar="KIND:COUNT[:MEMORY],…",
+                 help="The pool, as in v100:8:16GiB,k80:24."),
+    click.option("--round", "round_s", default=360.0, show_default=True,
+                 help="Seconds of a round."),
+    click.option("--restart-cost", "restart_cost_s", default=0.0, show_default=True,
+                 help="Seconds that a task loses when it resumes or moves."),
+    click.option("--balance", default=BALANCE, show_default=True,
+                 help="shoal: 0 is completion time; more is makespan and fairness."),
+    click.option("--together", "together_max", default=2, show_default=True,
+                 help="Most tasks that share a device."),
+    click.option("--quota", "quotas", multiple=True, metavar="OWNER=DEVICES",
+                 help="Most devices an owner holds at once."),
+)  # fmt: skip
+
+
+class BadInput(click.ClickException):
+    """What was given cannot be used: exit code 2, as click has it for its own."""
+
+    exit_code = 2
+
+
+def options(command: Command) -> Command:
+    """Adds the options that say what is run, and how."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@contextmanager
+def bad_input() -> Iterator[None]:
+    """Errors about what was read (`InputError` among them) end the command with their text."""
+    try:
+        yield
+    except ValueError as error:
+        raise BadInput(str(error)) from None
+
+
+def policy(name: str, balance: float) -> Policy:
+    known = policies()
+    if name not in known:
+        raise BadInput(f"no policy {name!r}; known: {', '.join(sorted(known))}")
+    return Shoal(balance) if name == Shoal.name else known[name]()
+
+
+def check_numbers(round_s: float, restart_cost_s: float, together_max: int, balance: float) -> None:
+    if not 0 < round_s < float("inf"):
+        raise BadInput(f"--round {round_s} is no length of time; try 360")
+    if not 0 <= restart_cost_s < round_s:
+        raise BadInput(
+            f"--restart-cost {restart_cost_s} must be shorter than a round of {round_s} s, "
+            "or a moved task would never get on; use longer rounds"
+        )
+    if not 1 <= together_max <= TOGETHER_MAX:
+        raise BadInput(f"--together {together_max} must be 1 to {TOGETHER_MAX}")
+    if not 0 <= balance < float("inf"):
+        raise BadInput(f"--balance {balance} must be 0 or more")
+
+
+def load(throughputs: str, devices: str, quotas: tuple[str, ...]) -> tuple[Throughputs, Pool]:
+    """The table and the pool. A ValueError says what is wrong with them."""
+    limits = {}
+    for quota in quotas:
+        owner, _, number = quota.partition("=")
+        if not number.isdecimal() or len(number) > 9:
+            raise ValueError(f"--quota {quota!r} is no OWNER=DEVICES")
+        limits[owner] = int(number)
+    return read_table(Path(throughputs)), Pool.parse(devices, limits)
