@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "memory/shared_memory.h"
+#include "network/worker_link.h"
 #include "transport/places.h"
 #include "transport/progress.h"
 #include "transport/ring.h"
@@ -27,6 +28,7 @@ namespace {
 // A sleeping worker costs its client a system call and 25 µs for the next call: in a running
 // program it is awake. An idle one sleeps after this.
 constexpr int64_t kSpinUs = 1000;
+constexpr int64_t kArrivalsNs = 10000000000;  // for a client elsewhere to open its data connections
 
 class RingReplies final : public ReplySink {
  public:
@@ -66,6 +68,7 @@ struct Worker::State {
   memory::SharedMemory requests, replies, progress, places, host;
   std::unique_ptr<Arena> arena;
   std::unique_ptr<Peers> peers;
+  std::unique_ptr<network::Arrivals> arrivals;
 
   transport::Liveness liveness() const {
     return [socket = options.socket] {
@@ -82,7 +85,12 @@ Worker::Worker(WorkerOptions options) : state_(new State) {
       SharedMemory::create("shoal-replies", transport::ringRegionBytes(wire::kReplyRingBytes));
   state_->progress = SharedMemory::create("shoal-progress", transport::kProgressBytes);
   state_->places = SharedMemory::create("shoal-places", transport::kPlacesBytes);
-  state_->host = SharedMemory::attach(options.host_fd, options.host_bytes);
+  state_->host = options.host_fd >= 0
+                     ? SharedMemory::attach(options.host_fd, options.host_bytes)
+                     : SharedMemory::create("shoal-staging", network::stagingRegionBytes());
+  if (options.arrivals) {
+    state_->arrivals = std::make_unique<network::Arrivals>(std::move(*options.arrivals));
+  }
   if (options.device == "cpu") {
     const uint64_t addresses = Arena::addressBytes(options.memory_bytes);
     state_->arena = std::make_unique<Arena>(SharedMemory::create("shoal-arena", addresses),
@@ -130,6 +138,7 @@ void Worker::serve() {
   const c10::AutoGradMode no_grad(false);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
 
+  if (state_->arrivals != nullptr) welcomeArrivals(progress);
   const transport::Liveness liveness = state_->liveness();
   RingReplies replies(state_->replies.data(), progress, liveness);
   transport::Places places(state_->places.data());
@@ -166,6 +175,24 @@ void Worker::serve() {
     // The stream itself is broken: there is no next message to go on with.
     std::fprintf(stderr, "shoal worker %s: session %u ends: %s\n", options.name.c_str(),
                  options.session, error.what());
+    _exit(1);
+  }
+}
+
+void Worker::welcomeArrivals(const transport::Progress* progress) {
+  network::Arrivals& arrivals = *state_->arrivals;
+  arrivals.start([](std::unique_ptr<network::Connection>, const network::Greeting&) {});
+  if (state_->options.host_fd >= 0) return;  // the client is on this machine
+  try {
+    const int64_t deadline = transport::nowNs() + kArrivalsNs;
+    auto up = arrivals.await(network::Purpose::kUp, deadline);
+    auto down = arrivals.await(network::Purpose::kDown, deadline);
+    network::serveLink({state_->requests.data(), state_->replies.data(), state_->host.data(),
+                        progress, state_->options.name},
+                       std::move(up), std::move(down));
+  } catch (const network::ConnectionLost& error) {
+    std::fprintf(stderr, "shoal worker %s: session %u ends: %s\n", state_->options.name.c_str(),
+                 state_->options.session, error.what());
     _exit(1);
   }
 }

@@ -436,14 +436,26 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
     token: Name
     lease: Count
     epoch: Count
+    devices: Annotated[int, Meta(ge=1, le=DEVICES_PER_LEASE_MAX)] = 1
+
+
+# A data connection begins with these eight bytes and the sixteen of a session's `data_id`, in plain: the
+# door passes it to the session's worker, which demands a certificate and the secret.
+DATA_MAGIC = b"SHOALDAT"
+DATA_ID_BYTES = 16
+SECRET_BYTES = 32
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """Worker → client, with the descriptors of the rings. Then the op stream begins."""
+    """Worker → client, with the descriptors of the rings where it is on this machine. Then the op
+    stream begins; where it is elsewhere, on data connections.
+    """
 
     arena_bytes: Count
     worker_pid: Count
     spill_bytes: Count = 0  # what the session may hold beyond the device's memory
+    data_id: Annotated[str, Meta(pattern="^([0-9a-f]{32})?$")] = ""  # empty: there is no door
+    secret: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
 
 
 class Peer(msgspec.Struct, frozen=True):
