@@ -19,7 +19,8 @@ namespace {
 
 constexpr uint64_t kStagedBytesMax = uint64_t{256} << 20;  // sent, but not yet taken by the worker
 constexpr size_t kStagedBlocksMax = 64;
-// From this size on, memory goes to another machine without a copy: the caller waits while it leaves.
+// From this size on, memory goes to another machine without a copy: the caller waits while it
+// leaves.
 constexpr uint64_t kDirectBytesMin = uint64_t{4} << 20;
 
 }  // namespace

@@ -64,8 +64,7 @@ struct Arrivals::State {
     Greeting greeting;
     connection->readBy(&greeting, sizeof greeting, deadline);
     const PeerName peer = connection->peer();
-    const bool for_client =
-        greeting.purpose == Purpose::kUp || greeting.purpose == Purpose::kDown;
+    const bool for_client = greeting.purpose == Purpose::kUp || greeting.purpose == Purpose::kDown;
     const bool for_peer =
         greeting.purpose == Purpose::kRead || greeting.purpose == Purpose::kProgress;
     const bool of_client_itself = peer.role == "client" && peer.name == options.client;
@@ -79,7 +78,6 @@ struct Arrivals::State {
       throw ConnectionLost("the session has such a connection");
     }
     connection->writeBy(&kGreetingAnswer, sizeof kGreetingAnswer, deadline);
-    connection->begin();
     if (for_client) {
       of_client[greeting.purpose] = std::move(connection);
       came.notify_all();
@@ -131,7 +129,8 @@ void Arrivals::start(TakePeer take_peer) {
 
 std::unique_ptr<Connection> Arrivals::await(Purpose purpose, int64_t deadline_ns) {
   std::unique_lock held(state_->mutex);
-  const auto left = std::chrono::nanoseconds(std::max<int64_t>(0, deadline_ns - transport::nowNs()));
+  const auto left =
+      std::chrono::nanoseconds(std::max<int64_t>(0, deadline_ns - transport::nowNs()));
   const auto ready = [&] { return state_->of_client.count(purpose) > 0; };
   if (!state_->came.wait_for(held, left, ready)) {
     throw ConnectionLost("the client's data connections did not come in time");

@@ -20,7 +20,7 @@ namespace shoal::network {
 namespace {
 
 constexpr size_t kBatchBytes = 128 * 1024;
-constexpr int64_t kSpinUs = 100;
+constexpr int64_t kSpinUs = 30;
 // While the worker has this many messages before it, the next ones are sent together.
 constexpr uint64_t kAheadMessages = 24;
 constexpr int64_t kGatherNs = 60000;
@@ -112,7 +112,6 @@ struct ClientLink::State {
       batch.clear();
       unflushed = !flush;
       if (flush) up->flush();
-      sent.store(sequence, std::memory_order_release);
     };
     while (true) {
       if (!ring.poll(message)) {
@@ -144,11 +143,11 @@ struct ClientLink::State {
         if (in) {
           push(/*flush=*/false);
           up->write(data, bytes);
-          sent.store(sequence, std::memory_order_release);
         }
       } else {
         batch.insert(batch.end(), message.begin(), message.end());
       }
+      sent.store(sequence, std::memory_order_release);
       if (batch.size() * 8 >= kBatchBytes) push(/*flush=*/false);
     }
   }
@@ -240,7 +239,6 @@ ClientLink::ClientLink(ClientLinkOptions options) : state_(std::make_shared<Stat
     uint64_t answer = 0;
     connection->readBy(&answer, sizeof answer, deadline);
     if (answer != kGreetingAnswer) throw ConnectionLost("the worker did not answer the greeting");
-    connection->begin();
   }
   s.running = 2;
   std::thread([state = state_] { state->run("shoal-up", &State::sendLoop); }).detach();
@@ -263,7 +261,8 @@ std::vector<int> ClientLink::fds() const {
 void ClientLink::awaitSent(uint64_t sequence) {
   State& s = *state_;
   const timespec pause{0, 50000};
-  while (s.sent.load(std::memory_order_acquire) < sequence && !s.stopped) nanosleep(&pause, nullptr);
+  while (s.sent.load(std::memory_order_acquire) < sequence && !s.stopped)
+    nanosleep(&pause, nullptr);
   if (!s.stopped) return;
   // It may have stopped in the middle of our memory.
   stop();

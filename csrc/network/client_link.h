@@ -23,7 +23,8 @@
 namespace shoal::network {
 
 struct ClientLinkOptions {
-  int up_fd = -1, down_fd = -1;  // connected to the device server's door, which was told the session
+  int up_fd = -1,
+      down_fd = -1;  // connected to the device server's door, which was told the session
   Identity identity;
   std::string server_name;
   std::array<unsigned char, 32> secret;

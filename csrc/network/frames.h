@@ -2,9 +2,10 @@
 //
 // There are two, each used in one direction, so that neither ever waits for the other:
 //
-//   up     client → worker   the messages of the op stream, as in wire/message.h and without padding.
-//                            The bytes of a kCopyIn follow it. Host offsets are 0: they mean something
-//                            on one machine only.
+//   up     client → worker   the messages of the op stream, as in wire/message.h and without
+//   padding.
+//                            The bytes of a kCopyIn follow it. Host offsets are 0: they mean
+//                            something on one machine only.
 //   down   worker → client   replies as in wire/message.h, and the frames below.
 //
 // Both are streams in order, so nothing needs a number: a reply that says "done" comes behind the

@@ -59,6 +59,7 @@ LibSsl load() {
   FIND(BIO_push);
   FIND(BIO_ctrl);
   FIND(BIO_int_ctrl);
+  FIND(BIO_test_flags);
   FIND(BIO_free);
   FIND(PEM_read_bio_X509);
   FIND(PEM_read_bio_PrivateKey);

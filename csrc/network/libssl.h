@@ -44,6 +44,7 @@ struct LibSsl {
   void* (*BIO_push)(void* first, void* next);
   long (*BIO_ctrl)(void* bio, int command, long number, void* pointer);
   long (*BIO_int_ctrl)(void* bio, int command, long number, int value);
+  int (*BIO_test_flags)(const void* bio, int flags);
   int (*BIO_free)(void* bio);
   void* (*PEM_read_bio_X509)(void* bio, void** certificate, void* callback, void* argument);
   void* (*PEM_read_bio_PrivateKey)(void* bio, void** key, void* callback, void* argument);
@@ -68,7 +69,7 @@ inline constexpr int kVerifyPeer = 1, kVerifyFailIfNone = 2;
 inline constexpr int kErrorSsl = 1, kErrorWantRead = 2, kErrorWantWrite = 3, kErrorSyscall = 5,
                      kErrorZeroReturn = 6;
 inline constexpr int kKeyUpdateNotRequested = 0;
-inline constexpr int kBioFlush = 11, kBioBufferSize = 117, kBioNoClose = 0;
+inline constexpr int kBioFlush = 11, kBioBufferSize = 117, kBioNoClose = 0, kBioShouldRetry = 8;
 inline constexpr int kNidCommonName = 13, kNidUnit = 18;
 
 }  // namespace shoal::network

@@ -16,8 +16,7 @@ namespace shoal::network {
 class Reader {
  public:
   // `silence_ms`: how long nothing may come before the other side counts as lost; 0: for ever.
-  Reader(Connection& connection, int silence_ms)
-      : connection_(connection), buffer_(kBufferBytes) {
+  Reader(Connection& connection, int silence_ms) : connection_(connection), buffer_(kBufferBytes) {
     if (silence_ms > 0) connection.setSilence(silence_ms);
   }
 

@@ -19,6 +19,9 @@ namespace {
 
 constexpr int kReadBufferBytes = 256 * 1024;
 constexpr long kWriteBufferBytes = 256 * 1024;
+// Short, and without giving way: a scheduler may let who yields wait for a whole turn of the
+// others.
+constexpr int64_t kSpinNs = 30000;
 constexpr size_t kChunkBytes = size_t{1} << 20;  // of one SSL_write
 // A key of AES-GCM is good for some 2^24 records; we take a new one long before.
 constexpr uint64_t kBytesPerKey = uint64_t{32} << 30;
@@ -71,19 +74,22 @@ Tls::Tls(const Identity& identity) {
   context_ = s.SSL_CTX_new(s.TLS_method());
   require(context_ != nullptr, "TLS cannot be set up");
   Scoped guard{context_, s.SSL_CTX_free};
-  require(s.SSL_CTX_ctrl(context_, kSslCtrlMinProtocol, kTls13, nullptr) == 1, "TLS 1.3 is missing");
+  require(s.SSL_CTX_ctrl(context_, kSslCtrlMinProtocol, kTls13, nullptr) == 1,
+          "TLS 1.3 is missing");
   s.SSL_CTX_ctrl(context_, kSslCtrlMode, kModeAutoRetry, nullptr);
   s.SSL_CTX_ctrl(context_, kSslCtrlReadAhead, 1, nullptr);
   s.SSL_CTX_set_default_read_buffer_len(context_, kReadBufferBytes);
   require(s.SSL_CTX_set_ciphersuites(
-              context_, "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256") == 1,
+              context_,
+              "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256") == 1,
           "the ciphers of TLS 1.3 are missing");
   require(s.SSL_CTX_set_num_tickets(context_, 0) == 1, "tickets cannot be turned off");
   const Scoped certificate = readCertificate(identity.certificate);
-  require(s.SSL_CTX_use_certificate(context_, certificate.object) == 1, "the certificate is no good");
+  require(s.SSL_CTX_use_certificate(context_, certificate.object) == 1,
+          "the certificate is no good");
   {
-    const Scoped bio{
-        s.BIO_new_mem_buf(identity.key.data(), static_cast<int>(identity.key.size())), &dropBio};
+    const Scoped bio{s.BIO_new_mem_buf(identity.key.data(), static_cast<int>(identity.key.size())),
+                     &dropBio};
     const Scoped key{s.PEM_read_bio_PrivateKey(bio.object, nullptr, nullptr, nullptr),
                      s.EVP_PKEY_free};
     require(key.object != nullptr, "the key of the identity cannot be read");
@@ -153,10 +159,18 @@ void Connection::handshake(int64_t deadline_ns) {
 void Connection::await(int result, const char* what, int64_t deadline_ns) {
   const int reason = LibSsl::get().SSL_get_error(ssl_, result);
   if (reason != kErrorWantRead && reason != kErrorWantWrite) fail(result, what);
-  const int64_t left_ms = (deadline_ns - transport::nowNs()) / 1000000;
-  pollfd waited{fd_, static_cast<short>(reason == kErrorWantRead ? POLLIN : POLLOUT), 0};
-  if (left_ms <= 0 || poll(&waited, 1, static_cast<int>(std::min<int64_t>(left_ms, 60000))) == 0) {
-    throw ConnectionLost(std::string(what) + " was not finished in time");
+  awaitSocket(reason == kErrorWantRead, what, deadline_ns);
+}
+
+void Connection::awaitSocket(bool to_read, const char* what, int64_t deadline_ns) {
+  pollfd waited{fd_, static_cast<short>(to_read ? POLLIN : POLLOUT), 0};
+  while (true) {
+    int64_t left_ms = -1;
+    if (deadline_ns >= 0) left_ms = (deadline_ns - transport::nowNs() + 999999) / 1000000;
+    if (deadline_ns >= 0 && left_ms <= 0) {
+      throw ConnectionLost(std::string(what) + " was not finished in time");
+    }
+    if (poll(&waited, 1, static_cast<int>(std::min<int64_t>(left_ms, 60000))) > 0) return;
   }
 }
 
@@ -197,6 +211,7 @@ void Connection::readBy(void* to, size_t bytes, int64_t deadline_ns) {
   const LibSsl& s = LibSsl::get();
   auto* at = static_cast<char*>(to);
   while (bytes > 0) {
+    errno = 0;
     const int got = s.SSL_read(ssl_, at, static_cast<int>(std::min(bytes, kChunkBytes)));
     if (got <= 0) {
       await(got, "a greeting", deadline_ns);
@@ -210,6 +225,7 @@ void Connection::readBy(void* to, size_t bytes, int64_t deadline_ns) {
 void Connection::writeBy(const void* from, size_t bytes, int64_t deadline_ns) {
   const LibSsl& s = LibSsl::get();
   int result;
+  errno = 0;
   while ((result = s.SSL_write(ssl_, from, static_cast<int>(bytes))) <= 0) {
     await(result, "a greeting", deadline_ns);
   }
@@ -218,38 +234,30 @@ void Connection::writeBy(const void* from, size_t bytes, int64_t deadline_ns) {
   }
 }
 
-void Connection::begin() {
-  fcntl(fd_, F_SETFL, fcntl(fd_, F_GETFL) & ~O_NONBLOCK);
-}
-
-void Connection::setSilence(int milliseconds) {
-  const timeval limit{milliseconds / 1000, (milliseconds % 1000) * 1000};
-  setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-  silence_ms_ = milliseconds;
-}
-
 size_t Connection::readSome(void* to, size_t bytes_max) {
   const LibSsl& s = LibSsl::get();
+  const int want = static_cast<int>(std::min(bytes_max, kChunkBytes));
+  int64_t start = 0;
   while (true) {
     errno = 0;
-    const int got = s.SSL_read(ssl_, to, static_cast<int>(std::min(bytes_max, kChunkBytes)));
+    const int got = s.SSL_read(ssl_, to, want);
     if (got > 0) return static_cast<size_t>(got);
-    const int system_error = errno;
     const int reason = s.SSL_get_error(ssl_, got);
-    if (reason != kErrorWantRead && reason != kErrorWantWrite) fail(got, "a read");
-    if (silence_ms_ > 0 && (system_error == EAGAIN || system_error == EWOULDBLOCK)) {
+    if (reason != kErrorWantRead) fail(got, "a read");
+    // More is usually near, and a sleeping core wakes slowly.
+    const int64_t now = transport::nowNs();
+    if (start == 0) start = now;
+    if (now - start < kSpinNs) {
+      for (int i = 0; i < 20; ++i) transport::cpuRelax();
+      continue;
+    }
+    pollfd waited{fd_, POLLIN, 0};
+    const int64_t left_ms = silence_ms_ == 0 ? -1 : silence_ms_ - (now - start) / 1000000;
+    if (silence_ms_ > 0 && left_ms <= 0) {
       throw ConnectionLost("nothing was heard of it over the network for " +
                            std::to_string(silence_ms_ / 1000) + " s");
     }
-  }
-}
-
-void Connection::read(void* to, size_t bytes) {
-  auto* at = static_cast<char*>(to);
-  while (bytes > 0) {
-    const size_t got = readSome(at, bytes);
-    at += got;
-    bytes -= got;
+    poll(&waited, 1, static_cast<int>(left_ms));
   }
 }
 
@@ -257,12 +265,11 @@ void Connection::write(const void* from, size_t bytes) {
   const LibSsl& s = LibSsl::get();
   auto* at = static_cast<const char*>(from);
   while (bytes > 0) {
+    const int chunk = static_cast<int>(std::min(bytes, kChunkBytes));
     errno = 0;
-    const size_t chunk = std::min(bytes, kChunkBytes);
-    const int sent = s.SSL_write(ssl_, at, static_cast<int>(chunk));
+    const int sent = s.SSL_write(ssl_, at, chunk);
     if (sent <= 0) {
-      const int reason = s.SSL_get_error(ssl_, sent);
-      if (reason != kErrorWantRead && reason != kErrorWantWrite) fail(sent, "a write");
+      await(sent, "a write", /*deadline_ns=*/-1);
       continue;
     }
     at += sent;
@@ -276,9 +283,14 @@ void Connection::write(const void* from, size_t bytes) {
 }
 
 void Connection::flush() {
+  const LibSsl& s = LibSsl::get();
   errno = 0;
-  if (LibSsl::get().BIO_ctrl(out_, kBioFlush, 0, nullptr) <= 0) {
-    throw ConnectionLost(std::string("the connection broke: ") + std::strerror(errno));
+  while (s.BIO_ctrl(out_, kBioFlush, 0, nullptr) <= 0) {
+    if (s.BIO_test_flags(out_, kBioShouldRetry) == 0) {
+      throw ConnectionLost(std::string("the connection broke: ") + std::strerror(errno));
+    }
+    awaitSocket(/*to_read=*/false, "a write", /*deadline_ns=*/-1);
+    errno = 0;
   }
 }
 

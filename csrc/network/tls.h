@@ -53,18 +53,14 @@ class Connection {
   int fd() const { return fd_; }
   PeerName peer() const;
 
-  // Greetings: with a deadline. Afterwards `begin()` makes the connection wait for as long as the
-  // other side lives.
+  // Greetings: what is not done by `deadline_ns` never is.
   void readBy(void* to, size_t bytes, int64_t deadline_ns);
   void writeBy(const void* from, size_t bytes, int64_t deadline_ns);
-  void begin();
 
-  // From now on a read throws if nothing comes for so long.
-  void setSilence(int milliseconds);
-
-  // All of them throw ConnectionLost.
+  // All of them throw ConnectionLost, and wait for as long as the other side lives.
+  // A read throws too if nothing comes for `silence_ms`.
+  void setSilence(int silence_ms) { silence_ms_ = silence_ms; }
   size_t readSome(void* to, size_t bytes_max);
-  void read(void* to, size_t bytes);
   // What is written leaves when the buffer is full, or with flush().
   void write(const void* from, size_t bytes);
   void flush();
@@ -77,15 +73,17 @@ class Connection {
  private:
   Connection(const Tls& tls, int fd);
   void handshake(int64_t deadline_ns);
-  // Waits until the operation that returned `result` can go on; throws if it never can.
+  // Waits until the operation that returned `result` can go on; throws if it never can, or not in
+  // time (-1: there is no deadline).
   void await(int result, const char* what, int64_t deadline_ns);
+  void awaitSocket(bool to_read, const char* what, int64_t deadline_ns);
   [[noreturn]] void fail(int result, const char* what);
 
   int fd_;
   void* ssl_ = nullptr;
-  void* out_ = nullptr;            // the buffer before the socket; belongs to ssl_
+  void* out_ = nullptr;         // the buffer before the socket; belongs to ssl_
   uint64_t written_bytes_ = 0;  // under the present key
-  int silence_ms_ = 0;
+  int silence_ms_ = 0;          // 0: for ever
 };
 
 }  // namespace shoal::network

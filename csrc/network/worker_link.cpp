@@ -25,7 +25,7 @@ namespace {
 constexpr int64_t kSpinNs = 200000;
 constexpr int64_t kPauseNs = 50000;
 constexpr int64_t kProgressNs = 1000000;  // between two frames that say only how far we are
-constexpr int64_t kReplySpinUs = 100;
+constexpr int64_t kReplySpinUs = 30;
 constexpr size_t kBatchWords = 16 * 1024;
 
 class Link {
@@ -63,7 +63,9 @@ class Link {
     uint64_t sequence, offset, bytes;
   };
 
-  uint64_t completed() const { return options_.progress->completed.load(std::memory_order_acquire); }
+  uint64_t completed() const {
+    return options_.progress->completed.load(std::memory_order_acquire);
+  }
 
   // --- up
 
@@ -76,7 +78,8 @@ class Link {
       const size_t bytes = wire::headerBytes(header);
       const uint16_t kind = wire::headerKind(header);
       if (bytes < 8 || bytes % 8 != 0 || bytes > wire::kMessageBytesMax) {
-        throw wire::ProtocolError("a message of " + std::to_string(bytes) + " bytes is out of range");
+        throw wire::ProtocolError("a message of " + std::to_string(bytes) +
+                                  " bytes is out of range");
       }
       if (kind == 0 || kind > static_cast<uint16_t>(wire::Kind::kLast)) {
         throw wire::ProtocolError("message kind " + std::to_string(kind) + " does not exist");
@@ -253,7 +256,8 @@ uint64_t stagingRegionBytes() {
 
 void serveLink(WorkerLinkOptions options, std::unique_ptr<Connection> up,
                std::unique_ptr<Connection> down) {
-  auto* link = new Link(std::move(options), std::move(up), std::move(down));  // for the process's life
+  auto* link =
+      new Link(std::move(options), std::move(up), std::move(down));  // for the process's life
   std::thread([link] {
     prctl(PR_SET_NAME, "shoal-up");
     link->receive();

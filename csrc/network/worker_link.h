@@ -1,9 +1,10 @@
 // The worker's half of a session between machines: the other end of a ClientLink. Messages go into
-// the requests ring, where the executor finds them as if the client had written them there; replies,
-// progress and the bytes of transfers go back.
+// the requests ring, where the executor finds them as if the client had written them there;
+// replies, progress and the bytes of transfers go back.
 //
-// Nothing that comes is trusted. The executor checks messages; here are checked their frames, and the
-// sizes of transfers before memory is given to them. A violation ends the session, with a reason.
+// Nothing that comes is trusted. The executor checks messages; here are checked their frames, and
+// the sizes of transfers before memory is given to them. A violation ends the session, with a
+// reason.
 #pragma once
 
 #include <cstddef>

@@ -18,14 +18,6 @@ namespace {
 constexpr int64_t kEagerNs = 30000;
 constexpr int64_t kSliceMs = 50;  // how long one sleep lasts before liveness is checked again
 
-void cpuRelax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 // Sleeps while the low half of `word` still equals `expected`.
 void futexWait(std::atomic<uint64_t>* word, uint32_t expected, int64_t timeout_ms) {
   const timespec limit{timeout_ms / 1000, (timeout_ms % 1000) * 1000000};
@@ -37,6 +29,14 @@ void futexWake(std::atomic<uint64_t>* word) {
 }
 
 }  // namespace
+
+void cpuRelax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
 
 int64_t nowNs() {
   timespec now{};

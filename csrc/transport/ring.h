@@ -66,8 +66,8 @@ class RingConsumer {
   // Waits until a message may be there, at most `spin_us` awake, then asleep until `timeout_ms`.
   // Returns false on time-out.
   bool wait(int64_t spin_us, int64_t timeout_ms);
-  // The two halves of wait(), for those who wait for other things too. Both return true if a message
-  // may be there; sleep() also returns when nudge(), of any thread, wakes it.
+  // The two halves of wait(), for those who wait for other things too. Both return true if a
+  // message may be there; sleep() also returns when nudge(), of any thread, wakes it.
   bool spin(int64_t spin_us);
   bool sleep(int64_t timeout_ms);
   void nudge();
@@ -88,5 +88,6 @@ class RingConsumer {
 };
 
 int64_t nowNs();
+void cpuRelax();  // in a loop that waits for another core
 
 }  // namespace shoal::transport

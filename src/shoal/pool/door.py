@@ -165,9 +165,7 @@ class Door:
                 TlsConnection(connection, visitor.peer).send(messages.refusal(str(error)))
             self._drop(visitor)
 
-    def _pass(
-        self, visitor: Visitor, connection: ssl.SSLSocket, attach: messages.Message
-    ) -> None:
+    def _pass(self, visitor: Visitor, connection: ssl.SSLSocket, attach: messages.Message) -> None:
         peer = visitor.peer
         if not isinstance(attach, messages.Attach) or peer is None:
             raise ProtocolError("a session over the network starts with Attach")

@@ -439,8 +439,8 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
     devices: Annotated[int, Meta(ge=1, le=DEVICES_PER_LEASE_MAX)] = 1
 
 
-# A data connection begins with these eight bytes and the sixteen of a session's `data_id`, in plain: the
-# door passes it to the session's worker, which demands a certificate and the secret.
+# A data connection begins with these eight bytes and the sixteen of a session's `data_id`, in plain:
+# the door passes it to the worker, which demands a certificate and the secret.
 DATA_MAGIC = b"SHOALDAT"
 DATA_ID_BYTES = 16
 SECRET_BYTES = 32
