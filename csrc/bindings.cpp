@@ -38,12 +38,13 @@ void throwDeviceLost(const std::string& text, client::Lost lost) {
   if (g_device_lost != nullptr) throw DeviceLostError(text, lost);
 }
 
-std::array<unsigned char, 32> secretOf(const py::bytes& given) {
+template <size_t count>
+std::array<unsigned char, count> exactly(const py::bytes& given) {
   const std::string_view text = given;
-  std::array<unsigned char, 32> secret;
-  if (text.size() != secret.size()) throw std::invalid_argument("a session's secret has 32 bytes");
-  std::copy(text.begin(), text.end(), secret.begin());
-  return secret;
+  std::array<unsigned char, count> bytes;
+  if (text.size() != count) throw std::invalid_argument("a session's id or secret is too short");
+  std::copy(text.begin(), text.end(), bytes.begin());
+  return bytes;
 }
 
 void bindClient(py::module_& m) {
@@ -89,7 +90,7 @@ void bindClient(py::module_& m) {
                        std::string server_name, const py::bytes& secret) {
              network::ClientLinkOptions options{
                  up_fd, down_fd, {key, certificate, authority}, std::move(server_name), {}};
-             options.secret = secretOf(secret);
+             options.secret = exactly<32>(secret);
              const py::gil_scoped_release release;
              return std::make_shared<network::ClientLink>(std::move(options));
            }),
@@ -217,7 +218,7 @@ void bindWorker(py::module_& m) {
       .def(py::init([](int channel, const std::string& key, const std::string& certificate,
                        const std::string& authority, const py::bytes& secret, std::string client) {
              return network::ArrivalsOptions{
-                 channel, {key, certificate, authority}, secretOf(secret), std::move(client)};
+                 channel, {key, certificate, authority}, exactly<32>(secret), std::move(client)};
            }),
            py::kw_only(), py::arg("channel"), py::arg("key"), py::arg("certificate"),
            py::arg("authority"), py::arg("secret"), py::arg("client"));
@@ -270,6 +271,17 @@ void bindWorker(py::module_& m) {
             w.addPeer(std::move(options));
           },
           py::kw_only(), py::arg("fds"), py::arg("arena_bytes"), py::arg("name"))
+      .def("add_self", &worker::Worker::addSelf, py::kw_only(), py::arg("name"))
+      .def(
+          "add_peer_elsewhere",
+          [](worker::Worker& w, std::string host, uint16_t port, std::string server_name,
+             const py::bytes& data_id, const py::bytes& secret, uint32_t member, std::string name) {
+            w.addPeerElsewhere({std::move(host), port, std::move(server_name),
+                                exactly<16>(data_id), exactly<32>(secret)},
+                               member, std::move(name));
+          },
+          py::kw_only(), py::arg("host"), py::arg("port"), py::arg("server_name"),
+          py::arg("data_id"), py::arg("secret"), py::arg("member"), py::arg("name"))
       .def("serve", &worker::Worker::serve, py::call_guard<py::gil_scoped_release>());
 }
 

@@ -33,6 +33,7 @@ struct ClientLink::State {
   memory::SharedMemory requests, replies, progress_region, places;
   transport::Progress* progress = nullptr;
   std::unique_ptr<Connection> up, down;
+  std::unique_ptr<transport::RingConsumer> consumer;  // of the requests; the sender's
 
   std::atomic<bool> stopped{false}, abandoned{false};
   std::atomic<uint64_t> sent{0};  // messages whose memory may change
@@ -55,6 +56,7 @@ struct ClientLink::State {
     stopped = true;
     up->shutdown();
     down->shutdown();
+    consumer->nudge();
     changed.notify_all();
   }
 
@@ -100,8 +102,7 @@ struct ClientLink::State {
   }
 
   void sendLoop() {
-    transport::RingConsumer ring(requests.data(), wire::kRingBytes, wire::kMessageBytesMax,
-                                 liveness());
+    transport::RingConsumer& ring = *consumer;
     std::vector<uint64_t> message;
     std::vector<uint64_t> batch;
     batch.reserve(2 * kBatchBytes / 8);
@@ -164,7 +165,8 @@ struct ClientLink::State {
 
   void receiveLoop() {
     transport::RingProducer ring(replies.data(), wire::kReplyRingBytes, liveness());
-    Reader reader(*down, kSilenceMs);
+    down->setSilence(kSilenceMs);
+    Reader reader(*down);
     std::vector<uint64_t> body;
     while (true) {
       const uint64_t header = reader.word();
@@ -224,6 +226,9 @@ ClientLink::ClientLink(ClientLinkOptions options) : state_(std::make_shared<Stat
   s.progress_region = SharedMemory::create("shoal-progress", transport::kProgressBytes);
   s.places = SharedMemory::create("shoal-places", transport::kPlacesBytes);
   s.progress = reinterpret_cast<transport::Progress*>(s.progress_region.data());
+
+  s.consumer = std::make_unique<transport::RingConsumer>(
+      s.requests.data(), wire::kRingBytes, wire::kMessageBytesMax, s.liveness());
 
   const int64_t deadline = transport::nowNs() + kGreetingMs * 1000000;
   const Tls tls(options.identity);

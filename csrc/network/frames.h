@@ -52,7 +52,10 @@ inline constexpr int64_t kGreetingMs = 5000;
 struct ReadRequest {
   uint64_t base, offset, bytes;
   uint64_t written, exported;  // sequence numbers at the peer; see worker/peers.h
+  uint64_t reading;            // the reader's message that asks
 };
+static_assert(sizeof(ReadRequest) == 48);
+inline constexpr uint16_t kFrameWait = 0x104;  // the peer is alive, but not so far yet
 inline constexpr uint16_t kFrameEnd = 0x103;  // 1: the last data is the segment's; 0: there is none
 
 }  // namespace shoal::network

@@ -2,23 +2,17 @@
 // where they belong.
 #pragma once
 
-#include <poll.h>
-
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
 #include "network/tls.h"
-#include "transport/ring.h"
 
 namespace shoal::network {
 
 class Reader {
  public:
-  // `silence_ms`: how long nothing may come before the other side counts as lost; 0: for ever.
-  Reader(Connection& connection, int silence_ms) : connection_(connection), buffer_(kBufferBytes) {
-    if (silence_ms > 0) connection.setSilence(silence_ms);
-  }
+  explicit Reader(Connection& connection) : connection_(connection), buffer_(kBufferBytes) {}
 
   uint64_t word() {
     uint64_t word;
@@ -46,9 +40,6 @@ class Reader {
       bytes -= chunk;
     }
   }
-
-  // Whether the next byte can be had without waiting.
-  bool buffered() const { return begin_ != end_; }
 
  private:
   static constexpr size_t kBufferBytes = 64 * 1024;

@@ -70,7 +70,7 @@ class Link {
   // --- up
 
   void receiveLoop() {
-    Reader reader(*up_, /*silence_ms=*/0);  // the kernel asks whether the client's machine is there
+    Reader reader(*up_);  // waits for ever: the kernel asks whether the client's machine is there
     std::vector<uint64_t> message;
     uint64_t sequence = 0;
     while (true) {

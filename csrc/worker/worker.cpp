@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -69,6 +70,12 @@ struct Worker::State {
   std::unique_ptr<Arena> arena;
   std::unique_ptr<Peers> peers;
   std::unique_ptr<network::Arrivals> arrivals;
+  uint32_t member = 0;  // this device's place in the lease
+  struct Elsewhere {
+    uint32_t peer;
+    network::PeerEndpoint endpoint;
+  };
+  std::vector<Elsewhere> elsewhere;
 
   transport::Liveness liveness() const {
     return [socket = options.socket] {
@@ -118,6 +125,28 @@ void Worker::addPeer(PeerOptions options) {
     state_->peers = std::make_unique<Peers>(state_->host, state_->liveness());
   }
   state_->peers->add(std::move(options));
+}
+
+void Worker::addSelf(std::string name) {
+  const auto copy = [](int fd) { return fcntl(fd, F_DUPFD_CLOEXEC, 0); };
+  const SharedRegions own = regions();
+  addPeer({copy(own.progress_fd), copy(own.places_fd),
+           own.arena_bytes > 0 ? copy(own.arena_fd) : -1, own.arena_bytes, std::move(name),
+           nullptr});
+}
+
+void Worker::addPeerElsewhere(network::PeerEndpoint endpoint, uint32_t member, std::string name) {
+  if (state_->arrivals == nullptr) {
+    throw std::runtime_error("this device's server does not listen, so it has no peers elsewhere");
+  }
+  state_->member = member;
+  const auto number = static_cast<uint32_t>(state_->peers == nullptr ? 0 : state_->peers->count());
+  state_->elsewhere.push_back({number, endpoint});
+  PeerOptions options;
+  options.name = std::move(name);
+  options.elsewhere = std::make_unique<network::PeerReader>(state_->arrivals->tls(),
+                                                            std::move(endpoint), state_->member);
+  addPeer(std::move(options));
 }
 
 void Worker::serve() {
@@ -181,7 +210,21 @@ void Worker::serve() {
 
 void Worker::welcomeArrivals(const transport::Progress* progress) {
   network::Arrivals& arrivals = *state_->arrivals;
-  arrivals.start([](std::unique_ptr<network::Connection>, const network::Greeting&) {});
+  arrivals.start([this](std::unique_ptr<network::Connection> connection,
+                        const network::Greeting& greeting) { servePeer(*connection, greeting); });
+  for (const State::Elsewhere& peer : state_->elsewhere) {
+    std::thread([this, peer, progress] {
+      prctl(PR_SET_NAME, "shoal-tell");
+      try {
+        network::tellProgress(state_->arrivals->tls(), peer.endpoint, state_->member, *progress);
+      } catch (const network::ConnectionLost& error) {
+        // It counts us as lost when it hears no more of us, and we it when we need it.
+        std::fprintf(stderr, "shoal worker %s: device %s of its lease: %s\n",
+                     state_->options.name.c_str(), state_->peers->name(peer.peer).c_str(),
+                     error.what());
+      }
+    }).detach();
+  }
   if (state_->options.host_fd >= 0) return;  // the client is on this machine
   try {
     const int64_t deadline = transport::nowNs() + kArrivalsNs;
@@ -194,6 +237,25 @@ void Worker::welcomeArrivals(const transport::Progress* progress) {
     std::fprintf(stderr, "shoal worker %s: session %u ends: %s\n", state_->options.name.c_str(),
                  state_->options.session, error.what());
     _exit(1);
+  }
+}
+
+void Worker::servePeer(network::Connection& connection, const network::Greeting& greeting) {
+  transport::Progress* told =
+      state_->peers == nullptr ? nullptr : state_->peers->toldBy(greeting.member);
+  if (told == nullptr) return;  // the lease has no such device elsewhere
+  const transport::Places places(state_->places.data());
+  const network::OwnMemory own{
+      reinterpret_cast<const transport::Progress*>(state_->progress.data()), &places,
+      state_->arena != nullptr ? &state_->arena->region() : nullptr, &state_->host};
+  try {
+    if (greeting.purpose == network::Purpose::kRead) {
+      network::serveReads(connection, own, *told);
+    } else {
+      network::followProgress(connection, *told);
+    }
+  } catch (const network::ConnectionLost&) {
+    // Its device is gone, or its worker ended: nobody here waits for that.
   }
 }
 

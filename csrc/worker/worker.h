@@ -44,11 +44,15 @@ class Worker {
   SharedRegions regions() const;
   // The devices of the lease, this one among them, in the lease's order. Before serve().
   void addPeer(PeerOptions options);
+  void addSelf(std::string name);
+  // `member` is this device's own place.
+  void addPeerElsewhere(network::PeerEndpoint endpoint, uint32_t member, std::string name);
   // Serves the session until the client closes it. Never returns: the process ends here.
   [[noreturn]] void serve();
 
  private:
   void welcomeArrivals(const transport::Progress* progress);
+  void servePeer(network::Connection& connection, const network::Greeting& greeting);
 
   struct State;
   State* state_;

@@ -34,7 +34,7 @@ class Attached:
             for _ in range(2):
                 plain = socket.create_connection((self.host, self.port), limits.HANDSHAKE_S)
                 sockets.append(plain)
-                plain.sendall(messages.DATA_MAGIC + bytes.fromhex(self.welcome.data_id))
+                plain.sendall(messages.DATA_MAGIC + self.welcome.data_id)
             up, down = (plain.detach() for plain in sockets)
             return _core.Link(
                 up_fd=up,
@@ -43,7 +43,7 @@ class Attached:
                 certificate=self.identity.certificate,
                 authority=self.identity.authority,
                 server_name=self.server_name,
-                secret=bytes.fromhex(self.welcome.secret),
+                secret=self.welcome.secret,
             )
         except (OSError, RuntimeError, ValueError) as error:
             raise LeaseError(

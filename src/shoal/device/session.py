@@ -103,6 +103,8 @@ class Lease:
 
     def _on_lost(self, parts: list[messages.SessionPart], reason: str) -> None:
         """Runs in the keeper's thread: whoever waits for these devices gets DeviceLostError now."""
+        if self._closing:
+            return
         self.end_reason = reason
         for device, copy in zip(self.granted, self._sockets, strict=True):
             if device.part in parts:
@@ -226,7 +228,7 @@ def _open(
         for device in granted.devices:
             opened.append(_open_device(device, head, granted, transport))
         if len(opened) > 1:
-            _introduce(opened)
+            _introduce(opened, head)
         for one in opened:
             if one.elsewhere is not None:
                 one.link = one.elsewhere.open_link()
@@ -293,17 +295,41 @@ def _open_device(
     return _Opened(device, connection, welcome, fds)
 
 
-def _introduce(opened: list[_Opened]) -> None:
+def _introduce(opened: list[_Opened], head: client.Connection) -> None:
     """Tells each worker of the others, so that they copy from one another."""
-    peers = messages.Peers(
-        [messages.Peer(one.device.info.name, one.welcome.arena_bytes) for one in opened]
-    )
-    fds = [fd for one in opened for fd in one.fds[2:]]
-    for one in opened:
+    for own, one in enumerate(opened):
+        peers = []
+        fds: list[int] = []
+        for other in opened:
+            elsewhere = None
+            if other is not one and (one.elsewhere or other.elsewhere):
+                elsewhere = _endpoint(other, one, head)
+            elif other is not one:
+                fds += other.fds[2:]
+            peers.append(
+                messages.Peer(other.device.info.name, other.welcome.arena_bytes, elsewhere)
+            )
         try:
-            frames.send(one.connection, peers, fds)
+            frames.send(one.connection, messages.Peers(peers, own), fds)
         except OSError as error:
             raise LeaseError(f"device {one.device.info.name} was lost: {error}") from None
+
+
+def _endpoint(device: _Opened, reader: _Opened, head: client.Connection) -> messages.PeerEndpoint:
+    """Where `reader`, on another machine than `device`, reaches it."""
+    endpoint, welcome = device.device.network, device.welcome
+    if endpoint is None or not welcome.data_id:
+        raise LeaseError(
+            f"device {device.device.info.name} cannot be reached from {reader.device.info.name}: its "
+            "pool does not listen. Start it with: shoal up --listen ADDRESS"
+        )
+    host = endpoint.host or head.host
+    if device.elsewhere is None and reader.elsewhere is not None:
+        # The device is on our machine, which the reader knows by the address that we came from.
+        host = str(reader.elsewhere.connection.getsockname()[0])
+    return messages.PeerEndpoint(
+        msgspec.structs.replace(endpoint, host=host), welcome.data_id, welcome.secret
+    )
 
 
 def _reach(device: messages.GrantedDevice) -> socket.socket | None:

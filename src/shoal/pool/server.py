@@ -287,8 +287,8 @@ class DeviceServer:
                 worker.arena_bytes() if here else 0,
                 os.getpid(),
                 spill_bytes,
-                arrivals.data_id.hex() if arrivals else "",
-                arrivals.secret.hex() if arrivals else "",
+                arrivals.data_id if arrivals else b"",
+                arrivals.secret if arrivals else b"",
             )
             frames.send(connection, welcome, worker.fds() if here else ())
             if newcomer.devices > 1:
@@ -363,12 +363,27 @@ def session_kill(session: Session) -> None:
 
 def add_peers(worker: _core.Worker, connection: socket.socket, devices: int) -> None:
     """Hears from the client which other devices its lease has, and lets the worker read them."""
-    message, fds = frames.receive(
-        connection, fds_max=3 * min(devices, limits.DEVICES_PER_LEASE_MAX)
-    )
+    by_unix = connection.family == socket.AF_UNIX
+    fds_max = 3 * min(devices, limits.DEVICES_PER_LEASE_MAX) if by_unix else 0
+    message, fds = frames.receive(connection, fds_max)
     if not isinstance(message, messages.Peers) or len(message.devices) != devices:
         raise ProtocolError(f"a lease of {devices} devices says so with Peers")
-    for peer in message.devices:
+    for place, peer in enumerate(message.devices):
+        if place == message.own:
+            worker.add_self(name=peer.name)
+            continue
+        if peer.elsewhere is not None:
+            network = peer.elsewhere.network
+            worker.add_peer_elsewhere(
+                host=network.host,
+                port=network.port,
+                server_name=network.server_name,
+                data_id=peer.elsewhere.data_id,
+                secret=peer.elsewhere.secret,
+                member=message.own,
+                name=peer.name,
+            )
+            continue
         count = 3 if peer.arena_bytes else 2
         if len(fds) < count:
             raise ProtocolError("too few descriptors came with Peers")

@@ -128,7 +128,7 @@ def test_every_message_says_who_says_it_to_whom() -> None:
         messages.NodeRevoke(-1, 5),
         messages.Revoke(-1),
         messages.Hello(Versions("", "", 1), "", 1, 33),
-        messages.Peers([messages.Peer("x", 1)] * 33),
+        messages.Peers([messages.Peer("x", 1)] * 33, 0),
         messages.Resumed([(-1, 5)]),
     ],
 )
