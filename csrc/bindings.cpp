@@ -276,8 +276,8 @@ void bindWorker(py::module_& m) {
           "add_peer_elsewhere",
           [](worker::Worker& w, std::string host, uint16_t port, std::string server_name,
              const py::bytes& data_id, const py::bytes& secret, uint32_t member, std::string name) {
-            w.addPeerElsewhere({std::move(host), port, std::move(server_name),
-                                exactly<16>(data_id), exactly<32>(secret)},
+            w.addPeerElsewhere({std::move(host), port, std::move(server_name), exactly<16>(data_id),
+                                exactly<32>(secret)},
                                member, std::move(name));
           },
           py::kw_only(), py::arg("host"), py::arg("port"), py::arg("server_name"),

@@ -227,8 +227,8 @@ ClientLink::ClientLink(ClientLinkOptions options) : state_(std::make_shared<Stat
   s.places = SharedMemory::create("shoal-places", transport::kPlacesBytes);
   s.progress = reinterpret_cast<transport::Progress*>(s.progress_region.data());
 
-  s.consumer = std::make_unique<transport::RingConsumer>(
-      s.requests.data(), wire::kRingBytes, wire::kMessageBytesMax, s.liveness());
+  s.consumer = std::make_unique<transport::RingConsumer>(s.requests.data(), wire::kRingBytes,
+                                                         wire::kMessageBytesMax, s.liveness());
 
   const int64_t deadline = transport::nowNs() + kGreetingMs * 1000000;
   const Tls tls(options.identity);

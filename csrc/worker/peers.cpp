@@ -93,7 +93,8 @@ bool Peers::readAt(const Peer& peer, uint64_t word, uint64_t offset, uint64_t by
 }
 
 transport::Progress* Peers::toldBy(uint32_t peer) const {
-  return peer < peers_.size() && peers_[peer].elsewhere != nullptr ? peers_[peer].progress : nullptr;
+  return peer < peers_.size() && peers_[peer].elsewhere != nullptr ? peers_[peer].progress
+                                                                   : nullptr;
 }
 
 bool Peers::read(uint32_t peer, const network::ReadRequest& request, const Copy& copy) const {

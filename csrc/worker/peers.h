@@ -38,8 +38,8 @@ class Peers {
   // A piece of a copy: [at, + bytes) of it.
   using Copy = network::PeerReader::Piece;
   // The peer's segment at `base`, which is there from message `written` on and held from message
-  // `exported` on: [offset, + bytes) of it is copied by `copy`, as early as can be. False if the peer
-  // has no such segment.
+  // `exported` on: [offset, + bytes) of it is copied by `copy`, as early as can be. False if the
+  // peer has no such segment.
   bool read(uint32_t peer, const network::ReadRequest& request, const Copy& copy) const;
   // How far a peer on another machine is, as it tells us; null if it is on this one.
   transport::Progress* toldBy(uint32_t peer) const;

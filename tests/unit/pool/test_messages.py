@@ -31,6 +31,8 @@ def values(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
             return st.floats(allow_nan=False)
         case msgspec.inspect.StrType():
             return st.text(max_size=min(30, kind.max_length or 30))
+        case msgspec.inspect.BytesType():
+            return st.binary(max_size=kind.max_length)
         case msgspec.inspect.BoolType():
             return st.booleans()
         case msgspec.inspect.NoneType():
