@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -194,6 +195,21 @@ def test_a_killed_worker_is_a_lost_device(
     pool.until_whole(2)
 
 
+def test_a_peer_that_is_lost_is_named(pool: StandingPool) -> None:
+    """Its reader does not wait for ever, and says who is gone."""
+    with connect(pool, devices=2) as lease:
+        x = torch.ones(MiB, device="shoal:1")
+        torch.shoal.synchronize()
+        os.kill(lease.worker_pids[0], signal.SIGSTOP)
+        try:
+            y = torch.ones(1, device="shoal:2")
+            with pytest.raises(shoal.DeviceLostError, match="lost"):
+                (x.to("shoal:2")[0] + y).item()
+        finally:
+            os.kill(lease.worker_pids[0], signal.SIGKILL)
+    pool.until_whole(2)
+
+
 def test_a_revoked_client_is_out(pool: StandingPool) -> None:
     eve = pool.join("eve")
     program, worker = holder(pool, eve)
@@ -227,7 +243,7 @@ def test_a_closed_lease_leaves_nothing(pool: StandingPool) -> None:
         lease.close()
         wait_until(lambda w=worker: not processes.alive(w), 2, "the worker has ended")  # type: ignore[misc]
     assert len(shared()) <= len(before), (before, shared())
-    names = [open(f"/proc/self/task/{t}/comm").read() for t in os.listdir("/proc/self/task")]
+    names = [p.read_text() for p in Path("/proc/self/task").glob("*/comm")]
     assert not [n for n in names if n.startswith(("shoal-up", "shoal-down"))]
 
 
