@@ -31,7 +31,7 @@ from bench.delay_proxy import DelayProxy
 from bench.figures import RESULTS, Figure, Machine, Missing, Run, load, processor_name, speed
 from bench.measure import Burst, Pair, Plan, compare, loop
 from bench.models import PROGRAMS, Trainer
-from bench.socket_peer import SocketCopy
+from bench.socket_peer import FarEnd, SocketCopy
 from bench.training import pair_of_trainers
 from bench.transfers import KIB, MIB, size_name
 from shoal.pool import limits, tls
@@ -167,16 +167,9 @@ def delays(pool: StandingPool, plan: Plan, tell: Tell) -> list[Figure]:
                     f"local {times[0]:.2f} ms, shoal {times[1]:.2f} ms, a read of a scalar takes "
                     f"{trip:.2f} ms; shoal / local {pair.slowdown.median:.2f}"
                 )
-                found.append(
-                    figure(
-                        "delay",
-                        f"{program.name}, {delay:g} ms",
-                        "shoal / (local + one read) time",
-                        adjusted,
-                        DELAY_TARGET if delay == 1.0 else None,
-                        note,
-                    )  # fmt: skip
-                )
+                target = DELAY_TARGET if delay == 1.0 else None
+                name, what = f"{program.name}, {delay:g} ms", "shoal / (local + one read) time"
+                found.append(figure("delay", name, what, adjusted, target, note))
     return found
 
 
@@ -227,15 +220,15 @@ def between(server: Host, desk: Host, home: Path, rate: str, plan: Plan) -> list
         subprocess.run(
             desk.command(*shoal_command(*line)), env=environment, check=True, capture_output=True
         )
-        plain = SocketCopy(server.address, server.command())
-        inside = [server.address, str(plain._port), rate, str(plan.rounds), str(plan.burst_s)]
+        far = FarEnd(server.address, server.command())
+        inside = [server.address, str(far.port), rate, str(plan.rounds), str(plan.burst_s)]
         try:
             done = subprocess.run(
                 desk.command(sys.executable, "-m", "bench.network", "--inside", json.dumps(inside)),
                 env=environment, check=True, capture_output=True, text=True, timeout=300,
             )  # fmt: skip
         finally:
-            plain._process.terminate()
+            far.close()
         return msgspec.json.decode(done.stdout.encode(), type=list[Figure])
     finally:
         up.terminate()
@@ -245,9 +238,7 @@ def between(server: Host, desk: Host, home: Path, rate: str, plan: Plan) -> list
 def measure_inside(address: str, port: str, rate: str, rounds: str, burst_s: str) -> list[Figure]:
     """Runs on the desk's host; the socket's far end runs at `address` already."""
     plan = Plan(int(rounds), float(burst_s))
-    plain = SocketCopy.__new__(SocketCopy)
-    plain._address, plain._port, plain._server, plain._client = address, int(port), None, None
-    plain._connection = None
+    plain = SocketCopy(address, int(port))
     with shoal.connect(f"shoal://{address}:{limits.PORT}"):
         group = "narrow"
         figures = bandwidth(group, plain, None, (MIB, 64 * MIB), plan, lambda text: None)
@@ -271,14 +262,15 @@ def measure(plan: Plan, quick: bool, tell: Tell) -> tuple[list[Figure], list[Mis
         with shoal.connect(pool.network_url, transport="network"):
             figures += steps("step", "TCP", plan, tell, STEP_TARGET)
             node = Path(directory) / "state" / pool.name / "node.pem"
-            plain = SocketCopy("127.0.0.1", [])
-            secure = SocketCopy("127.0.0.1", [], node, tls.Identity.load(member.path))
+            ends = [FarEnd("127.0.0.1"), FarEnd("127.0.0.1", identity=node)]
+            plain = SocketCopy("127.0.0.1", ends[0].port)
+            secure = SocketCopy("127.0.0.1", ends[1].port, node, tls.Identity.load(member.path))
             sizes = QUICK_SIZES if quick else SIZES
             try:
                 figures += bandwidth("bandwidth", plain, secure, sizes, plan, tell)
             finally:
-                plain.close()
-                secure.close()
+                for one in (plain, secure, *ends):
+                    one.close()
         figures += delays(pool, Plan(max(3, plan.rounds // 2), plan.burst_s), tell)
     found, missing = narrow(Plan(max(3, plan.rounds // 2), plan.burst_s), tell)
     return figures + found, missing
