@@ -127,6 +127,28 @@ def test_two_devices_copy_from_one_another(pool: StandingPool) -> None:
         assert train("shoal:2") == pytest.approx(train("cpu"), rel=1e-5)
 
 
+@pytest.mark.parametrize("layout", [{"groups": 2}, {"groups": 1, "devices": 2}])
+def test_worker_groups_train_on_devices_elsewhere(
+    pool: StandingPool, layout: dict[str, int]
+) -> None:
+    """Gradients and activations cross; processes elsewhere cannot be looked at, and need not be."""
+    import shoal.train
+    from tests.train.models import KINDS, adamw, made
+
+    def losses() -> list[float]:
+        model = made("gpt")
+        with shoal.train.worker_groups(**layout) as groups:
+            with shoal.train.Trainer(
+                model, KINDS["gpt"][1], adamw(model), groups, micro_batches=2, balance=False
+            ) as trainer:
+                return [trainer.step(KINDS["gpt"][2](step, 8)).loss for step in range(3)]
+
+    with connect(pool, devices=2):
+        by_network = losses()
+    with shoal.connect(pool.url, devices=2, memory="200MiB"):
+        assert losses() == by_network
+
+
 def test_a_lease_of_one_device_here_and_one_elsewhere(
     pool: StandingPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,11 +44,12 @@ class Lease:
         self,
         head: client.Connection,
         granted: messages.Lease,
-        worker_pids: list[int],
+        opened: list[_Opened],
         sockets: list[socket.socket],
     ) -> None:
         self.url = head.url
-        self.worker_pids = worker_pids  # by device; on this machine
+        self.worker_pids = [one.welcome.worker_pid for one in opened]  # by device; on its machine
+        self.by_network = [one.elsewhere is not None for one in opened]  # by device
         self.epoch = granted.epoch
         self.granted = granted.devices
         self.end_reason: str | None = None  # why the pool took devices back, if it did
@@ -187,14 +188,14 @@ def connect(
         if not isinstance(granted, messages.Lease):
             raise LeaseError(f"the pool answered {type(granted).__name__}")
         try:
-            pids, sockets = _open(head, granted, transport)
+            opened, sockets = _open(head, granted, transport)
         except BaseException:
             with suppress(LeaseError):
                 if granted.secret:  # closing would not end it: a client may come back
                     head.ask(messages.Release(), HELLO_TIMEOUT_S)
             head.close()
             raise
-        _lease = Lease(head, granted, pids, sockets)
+        _lease = Lease(head, granted, opened, sockets)
         return _lease
 
 
@@ -217,11 +218,11 @@ class _Opened:
 
 def _open(
     head: client.Connection, granted: messages.Lease, transport: Transport
-) -> tuple[list[int], list[socket.socket]]:
+) -> tuple[list[_Opened], list[socket.socket]]:
     """Connects to the device servers and hands the session to the core.
 
-    Returns the workers and, for a standing pool, second descriptors of the connections to them, which
-    can shut them down.
+    Returns what it opened and, for a standing pool, second descriptors of the connections, which can
+    shut them down.
     """
     opened: list[_Opened] = []
     try:
@@ -260,7 +261,7 @@ def _open(
             )
         )
     _core.attach(granted.devices[0].session, members)
-    return [one.welcome.worker_pid for one in opened], copies
+    return opened, copies
 
 
 def _open_device(
