@@ -97,6 +97,7 @@ void bindClient(py::module_& m) {
            py::kw_only(), py::arg("up_fd"), py::arg("down_fd"), py::arg("key"),
            py::arg("certificate"), py::arg("authority"), py::arg("server_name"), py::arg("secret"))
       .def("fds", &network::ClientLink::fds)
+      .def("failure", &network::ClientLink::failure)
       .def("stop", &network::ClientLink::stop, py::call_guard<py::gil_scoped_release>());
   py::class_<client::StreamOptions>(m, "Member", "A leased device's end of the session.")
       .def(py::init([](int socket, std::vector<int> fds, uint64_t arena_bytes,

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "network/reader.h"
 #include "transport/places.h"
@@ -26,6 +27,20 @@ constexpr uint64_t kAheadMessages = 24;
 constexpr int64_t kGatherNs = 60000;
 constexpr int kSilenceMs = transport::kHeartbeatLostMs;
 constexpr size_t kCopyWords = 4;
+
+// A descriptor that is closed unless somebody takes it.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() {
+    if (fd_ >= 0) close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  int take() { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_;
+};
 
 }  // namespace
 
@@ -219,6 +234,7 @@ struct ClientLink::State {
 
 ClientLink::ClientLink(ClientLinkOptions options) : state_(std::make_shared<State>()) {
   using memory::SharedMemory;
+  Descriptor up(options.up_fd), down(options.down_fd);
   State& s = *state_;
   s.requests = SharedMemory::create("shoal-requests", transport::ringRegionBytes(wire::kRingBytes));
   s.replies =
@@ -232,14 +248,14 @@ ClientLink::ClientLink(ClientLinkOptions options) : state_(std::make_shared<Stat
 
   const int64_t deadline = transport::nowNs() + kGreetingMs * 1000000;
   const Tls tls(options.identity);
-  const auto open = [&](int fd, Purpose purpose) {
-    auto connection = Connection::connect(tls, fd, options.server_name, deadline);
+  const auto open = [&](Descriptor& fd, Purpose purpose) {
+    auto connection = Connection::connect(tls, fd.take(), options.server_name, deadline);
     const Greeting greeting{options.secret, purpose, 0};
     connection->writeBy(&greeting, sizeof greeting, deadline);
     return connection;
   };
-  s.up = open(options.up_fd, Purpose::kUp);
-  s.down = open(options.down_fd, Purpose::kDown);
+  s.up = open(up, Purpose::kUp);
+  s.down = open(down, Purpose::kDown);
   for (Connection* connection : {s.up.get(), s.down.get()}) {
     uint64_t answer = 0;
     connection->readBy(&answer, sizeof answer, deadline);
