@@ -30,7 +30,7 @@ from bench import report
 from bench.delay_proxy import DelayProxy
 from bench.figures import RESULTS, Figure, Machine, Missing, Run, load, processor_name, speed
 from bench.measure import Burst, Pair, Plan, compare, loop
-from bench.models import PROGRAMS, Trainer
+from bench.models import PROGRAMS, Program, Trainer
 from bench.socket_peer import FarEnd, SocketCopy
 from bench.training import pair_of_trainers
 from bench.transfers import KIB, MIB, size_name
@@ -38,6 +38,8 @@ from shoal.pool import limits, tls
 
 DEVICE = "cpu,memory=2GiB,threads=1"
 MEASURED = [p for p in PROGRAMS if p.kind in ("MLP", "GPT")]
+READING = [p for p in PROGRAMS if p.kind == "GPT"]
+GROUPS = ("step", "bandwidth", "delay", "narrow")
 SIZES = (64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 QUICK_SIZES = (64 * KIB, MIB, 16 * MIB)
 DELAYS_MS = (0.1, 1.0, 10.0, 30.0)
@@ -56,10 +58,17 @@ def figure(group: str, name: str, what: str, pair: Pair, target: float | None, n
 # --- a step --------------------------------
 
 
-def steps(group: str, way: str, plan: Plan, tell: Tell, target: float | None) -> list[Figure]:
+def steps(
+    group: str,
+    way: str,
+    plan: Plan,
+    tell: Tell,
+    target: float | None,
+    programs: list[Program] = MEASURED,
+) -> list[Figure]:
     """Training steps of the present lease against local ones. The loss is read once in a burst."""
     found = []
-    for program in MEASURED:
+    for program in programs:
         tell(f"{program.name} by {way}")
         local, ours = pair_of_trainers(program)
         pair = compare(
@@ -153,7 +162,7 @@ def delays(pool: StandingPool, plan: Plan, tell: Tell) -> list[Figure]:
     for delay in DELAYS_MS:
         with delayed(port, delay), shoal.connect(pool.network_url, transport="network"):
             trip = round_trip_ms()
-            for program in MEASURED:
+            for program in READING:
                 tell(f"{program.name}, {delay:g} ms round trip")
                 local, ours = pair_of_trainers(program)
                 pair = compare(
@@ -242,49 +251,68 @@ def measure_inside(address: str, port: str, rate: str, rounds: str, burst_s: str
     with shoal.connect(f"shoal://{address}:{limits.PORT}"):
         group = "narrow"
         figures = bandwidth(group, plain, None, (MIB, 64 * MIB), plan, lambda text: None)
-        figures += steps(group, "TCP", plan, lambda text: None, STEP_TARGET)
+        figures += steps(group, "TCP", plan, lambda text: None, STEP_TARGET, READING)
     return [msgspec.structs.replace(f, name=f"{rate}: {f.name}") for f in figures]
 
 
 # --- the run --------------------------------
 
 
-def measure(plan: Plan, quick: bool, tell: Tell) -> tuple[list[Figure], list[Missing]]:
+def measure(
+    groups: tuple[str, ...], plan: Plan, quick: bool, tell: Tell
+) -> tuple[list[Figure], list[Missing]]:
     figures: list[Figure] = []
+    missing: list[Missing] = []
+    shorter = Plan(max(3, plan.rounds // 2), plan.burst_s)
     with (
         tempfile.TemporaryDirectory() as directory,
         StandingPool(Path(directory), DEVICE, listen=True) as pool,
     ):
         member = pool.join("bench")
         os.environ["SHOAL_IDENTITY"] = str(member.path)
-        with shoal.connect(pool.network_url):
-            figures += steps("step", "shared memory", plan, tell, None)
-        with shoal.connect(pool.network_url, transport="network"):
-            figures += steps("step", "TCP", plan, tell, STEP_TARGET)
+        if "step" in groups:
+            with shoal.connect(pool.network_url):
+                figures += steps("step", "shared memory", plan, tell, None)
+            with shoal.connect(pool.network_url, transport="network"):
+                figures += steps("step", "TCP", plan, tell, STEP_TARGET)
+        if "bandwidth" in groups:
             node = Path(directory) / "state" / pool.name / "node.pem"
-            ends = [FarEnd("127.0.0.1"), FarEnd("127.0.0.1", identity=node)]
-            plain = SocketCopy("127.0.0.1", ends[0].port)
-            secure = SocketCopy("127.0.0.1", ends[1].port, node, tls.Identity.load(member.path))
-            sizes = QUICK_SIZES if quick else SIZES
-            try:
-                figures += bandwidth("bandwidth", plain, secure, sizes, plan, tell)
-            finally:
-                for one in (plain, secure, *ends):
-                    one.close()
-        figures += delays(pool, Plan(max(3, plan.rounds // 2), plan.burst_s), tell)
-    found, missing = narrow(Plan(max(3, plan.rounds // 2), plan.burst_s), tell)
-    return figures + found, missing
+            with shoal.connect(pool.network_url, transport="network"):
+                sizes = QUICK_SIZES if quick else SIZES
+                figures += over_loopback(node, tls.Identity.load(member.path), sizes, plan, tell)
+        if "delay" in groups:
+            figures += delays(pool, shorter, tell)
+    if "narrow" in groups:
+        found, missing = narrow(shorter, tell)
+        figures += found
+    return figures, missing
+
+
+def over_loopback(
+    node: Path, member: tls.Identity, sizes: tuple[int, ...], plan: Plan, tell: Tell
+) -> list[Figure]:
+    ends = [FarEnd("127.0.0.1"), FarEnd("127.0.0.1", identity=node)]
+    plain = SocketCopy("127.0.0.1", ends[0].port)
+    secure = SocketCopy("127.0.0.1", ends[1].port, node, member)
+    try:
+        return bandwidth("bandwidth", plain, secure, sizes, plan, tell)
+    finally:
+        for one in (plain, secure, *ends):
+            one.close()
 
 
 @click.command()
 @click.option("--quick", is_flag=True, help="Fewer and shorter bursts, no large transfers.")
 @click.option("--rounds", type=click.IntRange(2), help="Bursts of each side, per figure.")
+@click.option("--only", multiple=True, type=click.Choice(GROUPS), help="A group; may be repeated.")
 @click.option("--inside", hidden=True, help="The desk's part of the narrow way.")
 @click.option(
     "--output", type=click.Path(path_type=Path, file_okay=False), default=RESULTS,
     help="Folder for network.json.",
 )  # fmt: skip
-def main(quick: bool, rounds: int | None, inside: str | None, output: Path) -> None:
+def main(
+    quick: bool, rounds: int | None, only: tuple[str, ...], inside: str | None, output: Path
+) -> None:
     """Measures the device over TCP against local torch, shared memory and plain sockets."""
     torch.set_num_threads(1)
     if inside:
@@ -295,14 +323,15 @@ def main(quick: bool, rounds: int | None, inside: str | None, output: Path) -> N
     before = load()
     console.print(f"load average at start: {before:.2f}")
     with console.status("…") as status:
-        figures, missing = measure(plan, quick, status.update if console.is_terminal else print)
+        tell = status.update if console.is_terminal else print
+        figures, missing = measure(only or GROUPS, plan, quick, tell)
     machine = Machine(
         processor=processor_name(), cores=torch.multiprocessing.cpu_count(),
         torch=str(torch.__version__), python=platform.python_version(), load_before=before,
         load_after=load(), rounds=plan.rounds, quick=quick,
     )  # fmt: skip
     run = Run(machine, figures, missing, {})
-    path = output / ("network-quick.json" if quick else "network.json")
+    path = output / ("network-partial.json" if quick or only else "network.json")
     run.save(path)
     report.print_tables(run, console)
     console.print(f"written: {path}")
