@@ -25,6 +25,10 @@ TITLES = {
     "transfers": "Transfers",
     "decoding": "Token by token",
     "peers": "Peers",
+    "step": "A training step over the network",
+    "bandwidth": "Bandwidth over the network",
+    "delay": "A long way, one read a step",
+    "narrow": "Between two hosts, limited",
 }
 VERDICT = {True: "met", False: "missed", None: "–"}
 

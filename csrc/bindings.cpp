@@ -13,6 +13,8 @@
 #include "client/hooks.h"
 #include "client/host_memory.h"
 #include "client/kernels.h"
+#include "network/arrivals.h"
+#include "network/client_link.h"
 #include "python_line.h"
 #include "wire/limits.h"
 #include "worker/worker.h"
@@ -34,6 +36,15 @@ struct DeviceLostError : torch::PyTorchError {
 
 void throwDeviceLost(const std::string& text, client::Lost lost) {
   if (g_device_lost != nullptr) throw DeviceLostError(text, lost);
+}
+
+template <size_t count>
+std::array<unsigned char, count> exactly(const py::bytes& given) {
+  const std::string_view text = given;
+  std::array<unsigned char, count> bytes;
+  if (text.size() != count) throw std::invalid_argument("a session's id or secret is too short");
+  std::copy(text.begin(), text.end(), bytes.begin());
+  return bytes;
 }
 
 void bindClient(py::module_& m) {
@@ -72,9 +83,26 @@ void bindClient(py::module_& m) {
     return py::make_tuple(host.fd(), host.bytes());
   });
   m.def("sessions_in_use", [] { return Devices::get().sessionsInUse(); });
+  py::class_<network::ClientLink, std::shared_ptr<network::ClientLink>>(
+      m, "Link", "The client's half of a session between machines.")
+      .def(py::init([](int up_fd, int down_fd, const std::string& key,
+                       const std::string& certificate, const std::string& authority,
+                       std::string server_name, const py::bytes& secret) {
+             network::ClientLinkOptions options{
+                 up_fd, down_fd, {key, certificate, authority}, std::move(server_name), {}};
+             options.secret = exactly<32>(secret);
+             const py::gil_scoped_release release;
+             return std::make_shared<network::ClientLink>(std::move(options));
+           }),
+           py::kw_only(), py::arg("up_fd"), py::arg("down_fd"), py::arg("key"),
+           py::arg("certificate"), py::arg("authority"), py::arg("server_name"), py::arg("secret"))
+      .def("fds", &network::ClientLink::fds)
+      .def("failure", &network::ClientLink::failure)
+      .def("stop", &network::ClientLink::stop, py::call_guard<py::gil_scoped_release>());
   py::class_<client::StreamOptions>(m, "Member", "A leased device's end of the session.")
       .def(py::init([](int socket, std::vector<int> fds, uint64_t arena_bytes,
-                       uint64_t memory_bytes, uint64_t spill_bytes, std::string name, bool is_cpu) {
+                       uint64_t memory_bytes, uint64_t spill_bytes, std::string name, bool is_cpu,
+                       std::shared_ptr<network::ClientLink> link) {
              client::StreamOptions options;
              options.socket = socket;
              options.requests_fd = fds.at(0);
@@ -87,10 +115,12 @@ void bindClient(py::module_& m) {
              options.spill_bytes = spill_bytes;
              options.name = std::move(name);
              options.is_cpu = is_cpu;
+             options.link = std::move(link);
              return options;
            }),
            py::kw_only(), py::arg("socket"), py::arg("fds"), py::arg("arena_bytes"),
-           py::arg("memory_bytes"), py::arg("spill_bytes"), py::arg("name"), py::arg("is_cpu"));
+           py::arg("memory_bytes"), py::arg("spill_bytes"), py::arg("name"), py::arg("is_cpu"),
+           py::arg("link") = nullptr);
   m.def(
       "attach",
       [](uint32_t number, std::vector<client::StreamOptions> members) {
@@ -185,11 +215,20 @@ void bindStatistics(py::module_& m) {
 }
 
 void bindWorker(py::module_& m) {
+  py::class_<network::ArrivalsOptions>(m, "Arrivals", "Who may open data connections to a worker.")
+      .def(py::init([](int channel, const std::string& key, const std::string& certificate,
+                       const std::string& authority, const py::bytes& secret, std::string client) {
+             return network::ArrivalsOptions{
+                 channel, {key, certificate, authority}, exactly<32>(secret), std::move(client)};
+           }),
+           py::kw_only(), py::arg("channel"), py::arg("key"), py::arg("certificate"),
+           py::arg("authority"), py::arg("secret"), py::arg("client"));
   py::class_<worker::Worker>(m, "Worker", "One session on one device; the process serves it.")
       .def(py::init([](int socket, int client_pidfd, uint32_t session, std::string device,
                        std::string name, uint64_t memory_bytes, int host_fd, uint64_t host_bytes,
                        uint64_t spill_host_bytes, uint64_t spill_disk_bytes,
-                       std::string spill_directory, bool least_recent, double speed, int threads) {
+                       std::string spill_directory, bool least_recent, double speed, int threads,
+                       std::optional<network::ArrivalsOptions> arrivals) {
              worker::WorkerOptions options;
              options.socket = socket;
              options.client_pidfd = client_pidfd;
@@ -205,13 +244,14 @@ void bindWorker(py::module_& m) {
              options.least_recent = least_recent;
              options.speed = speed;
              options.threads = threads;
+             options.arrivals = std::move(arrivals);
              return new worker::Worker(std::move(options));
            }),
            py::kw_only(), py::arg("socket"), py::arg("client_pidfd"), py::arg("session"),
            py::arg("device"), py::arg("name"), py::arg("memory_bytes"), py::arg("host_fd"),
            py::arg("host_bytes"), py::arg("spill_host_bytes"), py::arg("spill_disk_bytes"),
            py::arg("spill_directory"), py::arg("least_recent"), py::arg("speed"),
-           py::arg("threads"))
+           py::arg("threads"), py::arg("arrivals") = std::nullopt)
       .def("fds",
            [](const worker::Worker& w) {
              const auto r = w.regions();
@@ -232,6 +272,17 @@ void bindWorker(py::module_& m) {
             w.addPeer(std::move(options));
           },
           py::kw_only(), py::arg("fds"), py::arg("arena_bytes"), py::arg("name"))
+      .def("add_self", &worker::Worker::addSelf, py::kw_only(), py::arg("name"))
+      .def(
+          "add_peer_elsewhere",
+          [](worker::Worker& w, std::string host, uint16_t port, std::string server_name,
+             const py::bytes& data_id, const py::bytes& secret, uint32_t member, std::string name) {
+            w.addPeerElsewhere({std::move(host), port, std::move(server_name), exactly<16>(data_id),
+                                exactly<32>(secret)},
+                               member, std::move(name));
+          },
+          py::kw_only(), py::arg("host"), py::arg("port"), py::arg("server_name"),
+          py::arg("data_id"), py::arg("secret"), py::arg("member"), py::arg("name"))
       .def("serve", &worker::Worker::serve, py::call_guard<py::gil_scoped_release>());
 }
 

@@ -464,7 +464,11 @@ std::vector<Session::Entry> Session::map() {
     if (!segment.live) continue;
     uint32_t resident = 0;
     for (const auto& member : members_) {
-      if (transport::Places::present(member->places().word(slot))) resident |= member->bit();
+      // What a machine elsewhere swapped out, it does not say.
+      const bool here = member->link() == nullptr
+                            ? transport::Places::present(member->places().word(slot))
+                            : (segment.bound & member->bit()) != 0;
+      if (here) resident |= member->bit();
     }
     entries.push_back({wire::makeAddress(number_, slot), segment.bytes, segment.bound,
                        segment.valid, resident, segment.home, segment.pinned, segment.part_of});

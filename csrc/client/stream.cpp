@@ -56,6 +56,7 @@ Stream::~Stream() {
 void Stream::close() noexcept {
   closed_ = true;
   if (options_.socket >= 0) shutdown(options_.socket, SHUT_RDWR);
+  if (options_.link != nullptr) options_.link->stop();
 }
 
 void Stream::abandon() noexcept {
@@ -65,6 +66,7 @@ void Stream::abandon() noexcept {
   closed_ = true;
   if (options_.socket >= 0) ::close(options_.socket);
   options_.socket = -1;
+  if (options_.link != nullptr) options_.link->abandon();
 }
 
 void Stream::checkUsable() const {
@@ -92,6 +94,10 @@ void Stream::raiseLost(const std::string& reason) {
 // Runs at least every 50 ms of any wait.
 void Stream::checkAlive() {
   if (closed_) raiseLost("it was closed");
+  if (options_.link != nullptr) {
+    const std::string reason = options_.link->failure();
+    if (!reason.empty()) raiseLost(reason);
+  }
   pollfd peer{options_.socket, POLLRDHUP, 0};
   if (poll(&peer, 1, 0) > 0 && (peer.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) {
     raiseLost("its worker process ended");

@@ -15,6 +15,7 @@
 
 #include "client/call_cache.h"
 #include "memory/shared_memory.h"
+#include "network/client_link.h"
 #include "transport/places.h"
 #include "transport/progress.h"
 #include "transport/ring.h"
@@ -37,6 +38,7 @@ struct StreamOptions {
   uint64_t spill_bytes = 0;   // what it may have beyond that, in host memory and on disk
   std::string name;           // "cpu", "cuda:0", or what the pool calls it
   bool is_cpu = true;         // the worker computes on CPU
+  std::shared_ptr<network::ClientLink> link;  // to a worker on another machine
 };
 
 struct Traffic {
@@ -61,6 +63,7 @@ class Stream {
   uint32_t bit() const { return 1u << member_; }
   const memory::SharedMemory& arena() const { return arena_; }
   const transport::Places& places() const { return *places_; }
+  network::ClientLink* link() const { return options_.link.get(); }
 
   // --- messages. The session's Lock is held.
   // Notes the user's line for the messages that this thread sends next. Never under a Lock: meeting

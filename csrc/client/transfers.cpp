@@ -7,6 +7,7 @@
 #include "client/session.h"
 #include "client/wide.h"
 #include "memory/copy_bytes.h"
+#include "network/frames.h"
 #include "wire/limits.h"
 
 namespace shoal::client {
@@ -18,6 +19,9 @@ namespace {
 
 constexpr uint64_t kStagedBytesMax = uint64_t{256} << 20;  // sent, but not yet taken by the worker
 constexpr size_t kStagedBlocksMax = 64;
+// From this size on, memory goes to another machine without a copy: the caller waits while it
+// leaves.
+constexpr uint64_t kDirectBytesMin = uint64_t{4} << 20;
 
 }  // namespace
 
@@ -74,6 +78,21 @@ uint64_t Session::stage(const void* from, uint64_t bytes) {
   return offset;
 }
 
+// A transfer between `host` and the member's memory; returns the number of its last message.
+uint64_t Session::postTransfer(Kind kind, Stream& member, Address address, uint64_t bytes,
+                               const void* host, const Lock& held) {
+  if (member.link() == nullptr) {
+    return member.post(kind, {address, bytes, HostMemory::get().offsetOf(host)}, held);
+  }
+  const auto start = reinterpret_cast<uint64_t>(host);
+  uint64_t sequence = 0;
+  for (uint64_t at = 0; at < bytes; at += network::kPieceBytes) {
+    const uint64_t piece = std::min(network::kPieceBytes, bytes - at);
+    sequence = member.post(kind, {address + at, piece, start + at}, held);
+  }
+  return sequence;
+}
+
 // --- to the device
 
 // The member that holds the segment, or, where nothing is behind it yet, will hold it.
@@ -115,7 +134,25 @@ void Session::upload(Address base, uint64_t offset, const void* from, uint64_t b
   if (HostMemory::exists() && HostMemory::get().contains(from)) {
     return uploadPinned(base, offset, from, bytes, non_blocking);
   }
+  if (bytes >= kDirectBytesMin && uploadDirect(base, offset, from, bytes)) return;
   uploadStaged(base, offset, stage(from, bytes), bytes);
+}
+
+// Straight from the program's memory to a machine elsewhere. False if the member is on this one.
+bool Session::uploadDirect(Address base, uint64_t offset, const void* from, uint64_t bytes) {
+  Stream* member;
+  uint64_t sequence;
+  {
+    const Lock held = lock();
+    member = &homeOrPlace(base, held);
+    if (member->link() == nullptr) return false;
+    bring(base, *member, held);
+    sequence = postTransfer(Kind::kCopyIn, *member, base + offset, bytes, from, held);
+    wrote(base, *member, sequence, held);
+    member->traffic(held).bytes_in += bytes;
+  }
+  member->link()->awaitSent(sequence);
+  return true;
 }
 
 void Session::uploadPinned(Address base, uint64_t offset, const void* from, uint64_t bytes,
@@ -127,7 +164,7 @@ void Session::uploadPinned(Address base, uint64_t offset, const void* from, uint
     const Lock held = lock();
     member = &homeOrPlace(base, held);
     bring(base, *member, held);
-    sequence = member->post(Kind::kCopyIn, {base + offset, bytes, host.offsetOf(from)}, held);
+    sequence = postTransfer(Kind::kCopyIn, *member, base + offset, bytes, from, held);
     wrote(base, *member, sequence, held);
     member->traffic(held).bytes_in += bytes;
   }
@@ -144,11 +181,12 @@ void Session::uploadStaged(Address base, uint64_t offset, uint64_t block, uint64
     Segment& segment = at(base);
     member->traffic(held).bytes_in += bytes;
     member->traffic(held).bytes_copied += bytes;
-    if (member->options().is_cpu && offset == 0 && bytes == segment.bytes) {
+    if (member->arena().data() != nullptr && offset == 0 && bytes == segment.bytes) {
       return adopt(base, segment, *member, block, held);
     }
     bring(base, *member, held);
-    const uint64_t sequence = member->post(Kind::kCopyIn, {base + offset, bytes, block}, held);
+    const uint64_t sequence = postTransfer(Kind::kCopyIn, *member, base + offset, bytes,
+                                           HostMemory::get().at(block), held);
     wrote(base, *member, sequence, held);
     releaseHostLater(block, held);
     if (bytes > kStagedBytesMax || host_releases_.size() > kStagedBlocksMax) {
@@ -225,8 +263,11 @@ void Session::download(Address base, uint64_t offset, void* to, uint64_t bytes, 
   }
   const bool pinned = HostMemory::exists() && HostMemory::get().contains(to);
   if (pinned && bytes > wire::kInlineBytesMax) {
-    const uint64_t sequence =
-        home->post(Kind::kCopyOut, {base + offset, bytes, HostMemory::get().offsetOf(to)});
+    uint64_t sequence;
+    {
+      const Lock held = lock();
+      sequence = postTransfer(Kind::kCopyOut, *home, base + offset, bytes, to, held);
+    }
     countTransfer(*home, 0, bytes, 0);
     HostMemory::get().usedBy(to, *home, sequence);
     if (!non_blocking) home->synchronize();
@@ -244,7 +285,24 @@ void Session::download(Address base, uint64_t offset, void* to, uint64_t bytes, 
     home->request(Kind::kLocate, {base + offset, bytes});
     if (readInPlace(base, offset, to, bytes, *home)) return;
   }
+  if (home->link() != nullptr) return downloadDirect(base + offset, *home, to, bytes);
   downloadStaged(base + offset, *home, to, bytes);
+}
+
+// Straight from a machine elsewhere into the program's memory.
+void Session::downloadDirect(Address from, Stream& home, void* to, uint64_t bytes) {
+  try {
+    {
+      const Lock held = lock();
+      postTransfer(Kind::kCopyOut, home, from, bytes, to, held);
+    }
+    home.synchronize();
+  } catch (...) {
+    // An operator's error comes behind the bytes. A lost device may be in the middle of them.
+    if (!home.usable()) home.link()->stop();
+    throw;
+  }
+  countTransfer(home, 0, bytes, 0);
 }
 
 // From a device whose memory we do not see: through a block of host memory.

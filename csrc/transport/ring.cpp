@@ -18,14 +18,6 @@ namespace {
 constexpr int64_t kEagerNs = 30000;
 constexpr int64_t kSliceMs = 50;  // how long one sleep lasts before liveness is checked again
 
-void cpuRelax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 // Sleeps while the low half of `word` still equals `expected`.
 void futexWait(std::atomic<uint64_t>* word, uint32_t expected, int64_t timeout_ms) {
   const timespec limit{timeout_ms / 1000, (timeout_ms % 1000) * 1000000};
@@ -37,6 +29,14 @@ void futexWake(std::atomic<uint64_t>* word) {
 }
 
 }  // namespace
+
+void cpuRelax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
 
 int64_t nowNs() {
   timespec now{};
@@ -171,8 +171,7 @@ bool RingConsumer::peek(uint64_t& cursor, std::vector<uint64_t>& message) const 
   }
 }
 
-bool RingConsumer::wait(int64_t spin_us, int64_t timeout_ms) {
-  const auto ready = [this] { return control_->tail.load(std::memory_order_acquire) != head_; };
+bool RingConsumer::spin(int64_t spin_us) {
   const int64_t start = nowNs();
   for (int64_t waited = 0; waited < spin_us * 1000; waited = nowNs() - start) {
     for (int i = 0; i < 32; ++i) {
@@ -182,13 +181,27 @@ bool RingConsumer::wait(int64_t spin_us, int64_t timeout_ms) {
     // Past the time that a wake-up would take, others may have the core between two looks.
     if (waited > kEagerNs) sched_yield();
   }
+  return ready();
+}
+
+bool RingConsumer::sleep(int64_t timeout_ms) {
+  control_->consumer_sleeps.store(1, std::memory_order_seq_cst);
+  const uint64_t tail = control_->tail.load(std::memory_order_seq_cst);
+  if (tail == head_) futexWait(&control_->tail, static_cast<uint32_t>(tail), timeout_ms);
+  control_->consumer_sleeps.store(0, std::memory_order_relaxed);
+  return ready();
+}
+
+void RingConsumer::nudge() {
+  futexWake(&control_->tail);
+}
+
+bool RingConsumer::wait(int64_t spin_us, int64_t timeout_ms) {
+  const int64_t start = nowNs();
+  if (spin(spin_us)) return true;
   while (!ready()) {
     if (nowNs() - start > timeout_ms * 1000000) return false;
-    control_->consumer_sleeps.store(1, std::memory_order_seq_cst);
-    const uint64_t tail = control_->tail.load(std::memory_order_seq_cst);
-    if (tail == head_) futexWait(&control_->tail, static_cast<uint32_t>(tail), kSliceMs);
-    control_->consumer_sleeps.store(0, std::memory_order_relaxed);
-    if (!ready()) liveness_();
+    if (!sleep(kSliceMs)) liveness_();
   }
   return true;
 }

@@ -66,12 +66,19 @@ class RingConsumer {
   // Waits until a message may be there, at most `spin_us` awake, then asleep until `timeout_ms`.
   // Returns false on time-out.
   bool wait(int64_t spin_us, int64_t timeout_ms);
+  // The two halves of wait(), for those who wait for other things too. Both return true if a
+  // message may be there; sleep() also returns when nudge(), of any thread, wakes it.
+  bool spin(int64_t spin_us);
+  bool sleep(int64_t timeout_ms);
+  void nudge();
   // Looks at messages that are not polled yet. `cursor` starts at position() and moves past the one
   // that was copied; false if there is none, or none that makes sense.
   uint64_t position() const { return head_; }
   bool peek(uint64_t& cursor, std::vector<uint64_t>& message) const;
 
  private:
+  bool ready() const { return control_->tail.load(std::memory_order_acquire) != head_; }
+
   RingControl* control_;
   const std::byte* data_;
   size_t capacity_;
@@ -81,5 +88,6 @@ class RingConsumer {
 };
 
 int64_t nowNs();
+void cpuRelax();  // in a loop that waits for another core
 
 }  // namespace shoal::transport

@@ -325,8 +325,10 @@ void Executor::fetch(Reader& reader) {
 
 void Executor::fetchFrom(uint32_t peer, wire::Address base, uint64_t offset, std::byte* to,
                          uint64_t bytes, uint64_t written, uint64_t exported) {
-  const auto copy = [&](const std::byte* from) { memory_.copyIn(to, from, bytes); };
-  if (peers_->read(peer, base, offset, bytes, written, exported, copy)) return;
+  const auto copy = [&](const std::byte* from, uint64_t at, uint64_t piece_bytes) {
+    memory_.copyIn(to + at, from, piece_bytes);
+  };
+  if (peers_->read(peer, {base, offset, bytes, written, exported, sequence_}, copy)) return;
   throw PeerFailed("the value was to come from device " + peers_->name(peer) +
                    " of this lease, where it could not be made");
 }

@@ -20,12 +20,19 @@ void Peers::add(PeerOptions options) {
   using memory::SharedMemory;
   Peer peer;
   peer.name = std::move(options.name);
+  if (options.elsewhere != nullptr) {
+    peer.elsewhere = std::move(options.elsewhere);
+    peer.progress_region = SharedMemory::create("shoal-told", transport::kProgressBytes);
+    peer.progress = reinterpret_cast<transport::Progress*>(peer.progress_region.data());
+    peers_.push_back(std::move(peer));
+    return;
+  }
   peer.progress_region = SharedMemory::attach(options.progress_fd, transport::kProgressBytes);
   peer.places_region = SharedMemory::attach(options.places_fd, transport::kPlacesBytes);
   if (options.arena_bytes > 0) {
     peer.arena = SharedMemory::attach(options.arena_fd, options.arena_bytes);
   }
-  peer.progress = reinterpret_cast<const transport::Progress*>(peer.progress_region.data());
+  peer.progress = reinterpret_cast<transport::Progress*>(peer.progress_region.data());
   peer.places = std::make_unique<transport::Places>(peer.places_region.data());
   peers_.push_back(std::move(peer));
 }
@@ -81,13 +88,26 @@ bool Peers::readAt(const Peer& peer, uint64_t word, uint64_t offset, uint64_t by
       bytes > region.bytes() - start - offset) {
     throw wire::ProtocolError("device " + peer.name + " names memory that does not exist");
   }
-  copy(region.data() + start + offset);
+  copy(region.data() + start + offset, 0, bytes);
   return true;
 }
 
-bool Peers::read(uint32_t peer, wire::Address base, uint64_t offset, uint64_t bytes,
-                 uint64_t written, uint64_t exported, const Copy& copy) const {
+transport::Progress* Peers::toldBy(uint32_t peer) const {
+  return peer < peers_.size() && peers_[peer].elsewhere != nullptr ? peers_[peer].progress
+                                                                   : nullptr;
+}
+
+bool Peers::read(uint32_t peer, const network::ReadRequest& request, const Copy& copy) const {
   const Peer& other = at(peer);
+  if (other.elsewhere != nullptr) {
+    try {
+      return other.elsewhere->read(request, copy);
+    } catch (const network::ConnectionLost& error) {
+      throw PeerGone("device " + other.name + " of this lease was lost: " + error.what() +
+                     ". Call shoal.connect() for a new lease.");
+    }
+  }
+  const auto& [base, offset, bytes, written, exported, reading] = request;
   const uint32_t slot = wire::slotOf(base);
   await(peer, written);
   // Until the export the slot's word speaks of our segment; it may be moved while we copy.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "memory/shared_memory.h"
+#include "network/peer_link.h"
 #include "transport/places.h"
 #include "transport/progress.h"
 #include "wire/address.h"
@@ -19,6 +20,7 @@ struct PeerOptions {
   int progress_fd = -1, places_fd = -1, arena_fd = -1;
   uint64_t arena_bytes = 0;
   std::string name;
+  std::unique_ptr<network::PeerReader> elsewhere;  // on another machine: nothing is mapped
 };
 
 class Peers {
@@ -33,20 +35,23 @@ class Peers {
   bool isPast(uint32_t peer, uint64_t sequence) const;
   // Waits until the peer has done its message `sequence`. Raises an error if the peer is lost.
   void await(uint32_t peer, uint64_t sequence) const;
-  using Copy = std::function<void(const std::byte*)>;
+  // A piece of a copy: [at, + bytes) of it.
+  using Copy = network::PeerReader::Piece;
   // The peer's segment at `base`, which is there from message `written` on and held from message
-  // `exported` on: [offset, + bytes) of it is copied by `copy(from)`, as early as can be. False if
-  // the peer has no such segment.
-  bool read(uint32_t peer, wire::Address base, uint64_t offset, uint64_t bytes, uint64_t written,
-            uint64_t exported, const Copy& copy) const;
+  // `exported` on: [offset, + bytes) of it is copied by `copy`, as early as can be. False if the
+  // peer has no such segment.
+  bool read(uint32_t peer, const network::ReadRequest& request, const Copy& copy) const;
+  // How far a peer on another machine is, as it tells us; null if it is on this one.
+  transport::Progress* toldBy(uint32_t peer) const;
   const std::string& name(uint32_t peer) const { return at(peer).name; }
 
  private:
   struct Peer {
     std::string name;
     memory::SharedMemory progress_region, places_region, arena;
-    const transport::Progress* progress;
+    transport::Progress* progress;
     std::unique_ptr<transport::Places> places;
+    std::unique_ptr<network::PeerReader> elsewhere;
   };
   const Peer& at(uint32_t peer) const;
   bool readAt(const Peer& peer, uint64_t word, uint64_t offset, uint64_t bytes,

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -14,6 +15,7 @@
 #include <thread>
 
 #include "memory/shared_memory.h"
+#include "network/worker_link.h"
 #include "transport/places.h"
 #include "transport/progress.h"
 #include "transport/ring.h"
@@ -27,6 +29,7 @@ namespace {
 // A sleeping worker costs its client a system call and 25 µs for the next call: in a running
 // program it is awake. An idle one sleeps after this.
 constexpr int64_t kSpinUs = 1000;
+constexpr int64_t kArrivalsNs = 10000000000;  // for a client elsewhere to open its data connections
 
 class RingReplies final : public ReplySink {
  public:
@@ -66,6 +69,13 @@ struct Worker::State {
   memory::SharedMemory requests, replies, progress, places, host;
   std::unique_ptr<Arena> arena;
   std::unique_ptr<Peers> peers;
+  std::unique_ptr<network::Arrivals> arrivals;
+  uint32_t member = 0;  // this device's place in the lease
+  struct Elsewhere {
+    uint32_t peer;
+    network::PeerEndpoint endpoint;
+  };
+  std::vector<Elsewhere> elsewhere;
 
   transport::Liveness liveness() const {
     return [socket = options.socket] {
@@ -82,7 +92,12 @@ Worker::Worker(WorkerOptions options) : state_(new State) {
       SharedMemory::create("shoal-replies", transport::ringRegionBytes(wire::kReplyRingBytes));
   state_->progress = SharedMemory::create("shoal-progress", transport::kProgressBytes);
   state_->places = SharedMemory::create("shoal-places", transport::kPlacesBytes);
-  state_->host = SharedMemory::attach(options.host_fd, options.host_bytes);
+  state_->host = options.host_fd >= 0
+                     ? SharedMemory::attach(options.host_fd, options.host_bytes)
+                     : SharedMemory::create("shoal-staging", network::stagingRegionBytes());
+  if (options.arrivals) {
+    state_->arrivals = std::make_unique<network::Arrivals>(std::move(*options.arrivals));
+  }
   if (options.device == "cpu") {
     const uint64_t addresses = Arena::addressBytes(options.memory_bytes);
     state_->arena = std::make_unique<Arena>(SharedMemory::create("shoal-arena", addresses),
@@ -112,6 +127,28 @@ void Worker::addPeer(PeerOptions options) {
   state_->peers->add(std::move(options));
 }
 
+void Worker::addSelf(std::string name) {
+  const auto copy = [](int fd) { return fcntl(fd, F_DUPFD_CLOEXEC, 0); };
+  const SharedRegions own = regions();
+  addPeer({copy(own.progress_fd), copy(own.places_fd),
+           own.arena_bytes > 0 ? copy(own.arena_fd) : -1, own.arena_bytes, std::move(name),
+           nullptr});
+}
+
+void Worker::addPeerElsewhere(network::PeerEndpoint endpoint, uint32_t member, std::string name) {
+  if (state_->arrivals == nullptr) {
+    throw std::runtime_error("this device's server does not listen, so it has no peers elsewhere");
+  }
+  state_->member = member;
+  const auto number = static_cast<uint32_t>(state_->peers == nullptr ? 0 : state_->peers->count());
+  state_->elsewhere.push_back({number, endpoint});
+  PeerOptions options;
+  options.name = std::move(name);
+  options.elsewhere = std::make_unique<network::PeerReader>(state_->arrivals->tls(),
+                                                            std::move(endpoint), state_->member);
+  addPeer(std::move(options));
+}
+
 void Worker::serve() {
   const WorkerOptions& options = state_->options;
   // A call may run for minutes: a thread of its own ends the process when the client is gone.
@@ -130,6 +167,7 @@ void Worker::serve() {
   const c10::AutoGradMode no_grad(false);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
 
+  if (state_->arrivals != nullptr) welcomeArrivals(progress);
   const transport::Liveness liveness = state_->liveness();
   RingReplies replies(state_->replies.data(), progress, liveness);
   transport::Places places(state_->places.data());
@@ -167,6 +205,57 @@ void Worker::serve() {
     std::fprintf(stderr, "shoal worker %s: session %u ends: %s\n", options.name.c_str(),
                  options.session, error.what());
     _exit(1);
+  }
+}
+
+void Worker::welcomeArrivals(const transport::Progress* progress) {
+  network::Arrivals& arrivals = *state_->arrivals;
+  arrivals.start([this](std::unique_ptr<network::Connection> connection,
+                        const network::Greeting& greeting) { servePeer(*connection, greeting); });
+  for (const State::Elsewhere& peer : state_->elsewhere) {
+    std::thread([this, peer, progress] {
+      prctl(PR_SET_NAME, "shoal-tell");
+      try {
+        network::tellProgress(state_->arrivals->tls(), peer.endpoint, state_->member, *progress);
+      } catch (const network::ConnectionLost& error) {
+        // It counts us as lost when it hears no more of us, and we it when we need it.
+        std::fprintf(stderr, "shoal worker %s: device %s of its lease: %s\n",
+                     state_->options.name.c_str(), state_->peers->name(peer.peer).c_str(),
+                     error.what());
+      }
+    }).detach();
+  }
+  if (state_->options.host_fd >= 0) return;  // the client is on this machine
+  try {
+    const int64_t deadline = transport::nowNs() + kArrivalsNs;
+    auto up = arrivals.await(network::Purpose::kUp, deadline);
+    auto down = arrivals.await(network::Purpose::kDown, deadline);
+    network::serveLink({state_->requests.data(), state_->replies.data(), state_->host.data(),
+                        progress, state_->options.name},
+                       std::move(up), std::move(down));
+  } catch (const network::ConnectionLost& error) {
+    std::fprintf(stderr, "shoal worker %s: session %u ends: %s\n", state_->options.name.c_str(),
+                 state_->options.session, error.what());
+    _exit(1);
+  }
+}
+
+void Worker::servePeer(network::Connection& connection, const network::Greeting& greeting) {
+  transport::Progress* told =
+      state_->peers == nullptr ? nullptr : state_->peers->toldBy(greeting.member);
+  if (told == nullptr) return;  // the lease has no such device elsewhere
+  const transport::Places places(state_->places.data());
+  const network::OwnMemory own{
+      reinterpret_cast<const transport::Progress*>(state_->progress.data()), &places,
+      state_->arena != nullptr ? &state_->arena->region() : nullptr, &state_->host};
+  try {
+    if (greeting.purpose == network::Purpose::kRead) {
+      network::serveReads(connection, own, *told);
+    } else {
+      network::followProgress(connection, *told);
+    }
+  } catch (const network::ConnectionLost&) {
+    // Its device is gone, or its worker ended: nobody here waits for that.
   }
 }
 

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "network/arrivals.h"
 #include "worker/peers.h"
 
 namespace shoal::worker {
@@ -17,8 +19,11 @@ struct WorkerOptions {
   std::string device = "cpu";
   std::string name = "cpu";  // what errors call this device
   uint64_t memory_bytes = 0;
-  int host_fd = -1;  // the client's own region: pinned memory and staging
+  int host_fd = -1;  // the client's own region: pinned memory and staging; -1: it is elsewhere
   uint64_t host_bytes = 0;
+  // Where the device server listens: data connections of the client, if it is on another machine,
+  // and of workers there.
+  std::optional<network::ArrivalsOptions> arrivals;
   uint64_t spill_host_bytes = 0, spill_disk_bytes = 0;
   std::string spill_directory;
   bool least_recent = false;  // page by plain LRU on demand, to compare with
@@ -39,10 +44,16 @@ class Worker {
   SharedRegions regions() const;
   // The devices of the lease, this one among them, in the lease's order. Before serve().
   void addPeer(PeerOptions options);
+  void addSelf(std::string name);
+  // `member` is this device's own place.
+  void addPeerElsewhere(network::PeerEndpoint endpoint, uint32_t member, std::string name);
   // Serves the session until the client closes it. Never returns: the process ends here.
   [[noreturn]] void serve();
 
  private:
+  void welcomeArrivals(const transport::Progress* progress);
+  void servePeer(network::Connection& connection, const network::Greeting& greeting);
+
   struct State;
   State* state_;
 };

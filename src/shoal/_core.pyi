@@ -17,6 +17,24 @@ def set_pool_starter(start: Callable[[], None]) -> None: ...
 def host_region() -> tuple[int, int]: ...
 def sessions_in_use() -> list[int]: ...
 
+class Link:
+    """The client's half of a session between machines."""
+
+    def __init__(
+        self,
+        *,
+        up_fd: int,
+        down_fd: int,
+        key: str,
+        certificate: str,
+        authority: str,
+        server_name: str,
+        secret: bytes,
+    ) -> None: ...
+    def fds(self) -> list[int]: ...
+    def failure(self) -> str: ...
+    def stop(self) -> None: ...
+
 class Member:
     """A leased device's end of the session."""
 
@@ -30,6 +48,7 @@ class Member:
         spill_bytes: int,
         name: str,
         is_cpu: bool,
+        link: Link | None = None,
     ) -> None: ...
 
 def attach(session: int, members: list[Member]) -> None: ...
@@ -54,6 +73,20 @@ def stop_trace() -> list[tuple[int, int, int, int, int]]: ...
 def traffic(index: int) -> dict[str, int]: ...
 def worker_stats(index: int) -> dict[str, int]: ...
 
+class Arrivals:
+    """Who may open data connections to a worker."""
+
+    def __init__(
+        self,
+        *,
+        channel: int,
+        key: str,
+        certificate: str,
+        authority: str,
+        secret: bytes,
+        client: str,
+    ) -> None: ...
+
 class Worker:
     """One session on one device; the process serves it."""
 
@@ -74,8 +107,21 @@ class Worker:
         least_recent: bool,
         speed: float,
         threads: int,
+        arrivals: Arrivals | None = None,
     ) -> None: ...
     def fds(self) -> list[int]: ...
     def arena_bytes(self) -> int: ...
     def add_peer(self, *, fds: list[int], arena_bytes: int, name: str) -> None: ...
+    def add_self(self, *, name: str) -> None: ...
+    def add_peer_elsewhere(
+        self,
+        *,
+        host: str,
+        port: int,
+        server_name: str,
+        data_id: bytes,
+        secret: bytes,
+        member: int,
+        name: str,
+    ) -> None: ...
     def serve(self) -> None: ...

@@ -18,7 +18,7 @@ def alive(pid: int) -> bool:
 def children(pid: int) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and _parent(int(entry.name)) == pid:
+        if entry.name.isdigit() and parent(int(entry.name)) == pid:
             found.append(int(entry.name))
     return sorted(found)
 
@@ -76,7 +76,7 @@ def _state(pid: int) -> str:
     return fields[0] if fields else ""
 
 
-def _parent(pid: int) -> int:
+def parent(pid: int) -> int:
     fields = _stat(pid)
     return int(fields[1]) if fields else 0
 

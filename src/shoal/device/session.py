@@ -11,11 +11,13 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Literal, get_args
 
 import msgspec
 import torch
 
 from shoal import _core
+from shoal.device import network
 from shoal.errors import LeaseError, ProtocolError
 from shoal.pool import client, frames, home, local, messages
 from shoal.pool.keeper import Keeper
@@ -28,6 +30,7 @@ _lease: Lease | None = None
 _embedded: local.Pool | None = None
 _forked = False  # this process is a fork of one that held a lease
 HELLO_TIMEOUT_S = 30.0
+Transport = Literal["auto", "network"]
 
 
 class Lease:
@@ -41,11 +44,12 @@ class Lease:
         self,
         head: client.Connection,
         granted: messages.Lease,
-        worker_pids: list[int],
+        opened: list[_Opened],
         sockets: list[socket.socket],
     ) -> None:
         self.url = head.url
-        self.worker_pids = worker_pids  # by device; on this machine
+        self.worker_pids = [one.welcome.worker_pid for one in opened]  # by device; on its machine
+        self.by_network = [one.elsewhere is not None for one in opened]  # by device
         self.epoch = granted.epoch
         self.granted = granted.devices
         self.end_reason: str | None = None  # why the pool took devices back, if it did
@@ -100,6 +104,8 @@ class Lease:
 
     def _on_lost(self, parts: list[messages.SessionPart], reason: str) -> None:
         """Runs in the keeper's thread: whoever waits for these devices gets DeviceLostError now."""
+        if self._closing:
+            return
         self.end_reason = reason
         for device, copy in zip(self.granted, self._sockets, strict=True):
             if device.part in parts:
@@ -144,6 +150,7 @@ def connect(
     memory: int | float | str | None = None,
     kind: str | None = None,
     duration_s: float | None = None,
+    transport: Transport = "auto",
 ) -> Lease:
     """Leases devices of a pool; an earlier lease of this program ends.
 
@@ -155,11 +162,15 @@ def connect(
             that is free.
         kind: of the devices, like "a100" or "a100|v100".
         duration_s: how long, in seconds. Default: until it is given back.
+        transport: "auto" shares memory with devices on this machine and reaches others by network;
+            "network" reaches all of them by network, to try or to measure what others get.
 
     >>> lease = shoal.connect(devices=1, memory="1GiB")
     """
     global _lease, _embedded
     memory_bytes, fraction = parse_memory(memory)
+    if transport not in get_args(Transport):
+        raise ValueError(f"transport is one of {', '.join(get_args(Transport))}, not {transport!r}")
     with _lock:
         _refuse_in_fork()
         if _lease is not None:
@@ -177,14 +188,14 @@ def connect(
         if not isinstance(granted, messages.Lease):
             raise LeaseError(f"the pool answered {type(granted).__name__}")
         try:
-            pids, sockets = _open(head, granted)
+            opened, sockets = _open(head, granted, transport)
         except BaseException:
             with suppress(LeaseError):
                 if granted.secret:  # closing would not end it: a client may come back
                     head.ask(messages.Release(), HELLO_TIMEOUT_S)
             head.close()
             raise
-        _lease = Lease(head, granted, pids, sockets)
+        _lease = Lease(head, granted, opened, sockets)
         return _lease
 
 
@@ -201,22 +212,30 @@ class _Opened:
     connection: socket.socket
     welcome: messages.Welcome
     fds: list[int]  # requests, replies, progress, places and, where it can be mapped, arena
+    elsewhere: network.Attached | None = None  # on another machine: nothing is mapped
+    link: _core.Link | None = None
 
 
 def _open(
-    head: client.Connection, granted: messages.Lease
-) -> tuple[list[int], list[socket.socket]]:
+    head: client.Connection, granted: messages.Lease, transport: Transport
+) -> tuple[list[_Opened], list[socket.socket]]:
     """Connects to the device servers and hands the session to the core.
 
-    Returns the workers and, for a standing pool, second descriptors of the connections to them, which
-    can shut them down.
+    Returns what it opened and, for a standing pool, second descriptors of the connections, which can
+    shut them down.
     """
     opened: list[_Opened] = []
     try:
         for device in granted.devices:
-            opened.append(_open_device(device, head, granted))
+            opened.append(_open_device(device, head, granted, transport))
         if len(opened) > 1:
-            _introduce(opened)
+            _introduce(opened, head)
+        for one in opened:
+            if one.elsewhere is not None:
+                one.link = one.elsewhere.open_link()
+                one.fds = one.link.fds()
+                # From here on only its end matters: nothing more is said on it.
+                one.connection = socket.socket(fileno=one.connection.detach())
     except BaseException:
         for one in opened:
             one.connection.close()
@@ -238,17 +257,24 @@ def _open(
                 spill_bytes=one.welcome.spill_bytes,
                 name=one.device.info.name,
                 is_cpu=one.device.info.device == "cpu",
+                link=one.link,
             )
         )
     _core.attach(granted.devices[0].session, members)
-    return [one.welcome.worker_pid for one in opened], copies
+    return opened, copies
 
 
 def _open_device(
-    device: messages.GrantedDevice, head: client.Connection, lease: messages.Lease
+    device: messages.GrantedDevice,
+    head: client.Connection,
+    lease: messages.Lease,
+    transport: Transport,
 ) -> _Opened:
+    connection = _reach(device) if transport == "auto" else None
+    if connection is None:
+        elsewhere = network.attach(device, head, lease)
+        return _Opened(device, elsewhere.connection, elsewhere.welcome, [], elsewhere)
     host_fd, host_bytes = _core.host_region()
-    connection = _reach(device, head, lease)
     fds: list[int] = []
     devices = len(lease.devices)
     try:
@@ -270,66 +296,57 @@ def _open_device(
     return _Opened(device, connection, welcome, fds)
 
 
-def _introduce(opened: list[_Opened]) -> None:
+def _introduce(opened: list[_Opened], head: client.Connection) -> None:
     """Tells each worker of the others, so that they copy from one another."""
-    peers = messages.Peers(
-        [messages.Peer(one.device.info.name, one.welcome.arena_bytes) for one in opened]
-    )
-    fds = [fd for one in opened for fd in one.fds[2:]]
-    for one in opened:
+    for own, one in enumerate(opened):
+        peers = []
+        fds: list[int] = []
+        for other in opened:
+            elsewhere = None
+            if other is not one and (one.elsewhere or other.elsewhere):
+                elsewhere = _endpoint(other, one, head)
+            elif other is not one:
+                fds += other.fds[2:]
+            peers.append(
+                messages.Peer(other.device.info.name, other.welcome.arena_bytes, elsewhere)
+            )
         try:
-            frames.send(one.connection, peers, fds)
+            frames.send(one.connection, messages.Peers(peers, own), fds)
         except OSError as error:
             raise LeaseError(f"device {one.device.info.name} was lost: {error}") from None
 
 
-def _reach(
-    device: messages.GrantedDevice, head: client.Connection, lease: messages.Lease
-) -> socket.socket:
-    """A connection to the device server: by shared memory if it is on this machine, else by network."""
-    name = device.info.name
-    here = device.machine in ("", home.machine_id())
+def _endpoint(device: _Opened, reader: _Opened, head: client.Connection) -> messages.PeerEndpoint:
+    """Where `reader`, on another machine than `device`, reaches it."""
+    endpoint, welcome = device.device.network, device.welcome
+    if endpoint is None or not welcome.data_id:
+        raise LeaseError(
+            f"device {device.device.info.name} cannot be reached from {reader.device.info.name}: its "
+            "pool does not listen. Start it with: shoal up --listen ADDRESS"
+        )
+    host = endpoint.host or head.host
+    if device.elsewhere is None and reader.elsewhere is not None:
+        # The device is on our machine, which the reader knows by the address that we came from.
+        host = str(reader.elsewhere.connection.getsockname()[0])
+    return messages.PeerEndpoint(
+        msgspec.structs.replace(endpoint, host=host), welcome.data_id, welcome.secret
+    )
+
+
+def _reach(device: messages.GrantedDevice) -> socket.socket | None:
+    """A connection to the device server if it is on this machine and can share memory with us."""
+    if device.machine not in ("", home.machine_id()):
+        return None
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(HELLO_TIMEOUT_S)
     try:
-        if here:
-            connection.connect(device.address)
-            return connection
-        error: Exception = OSError("it is on another machine")
-    except OSError as refused:  # the same machine, but another network namespace or container
-        error = refused
-    connection.close()
-    if device.network is None:
-        raise LeaseError(f"device {name} cannot be reached: {error}")
-    _attach_over_network(device, device.network, head, lease)
-    raise LeaseError(f"device {name} answered nothing that this version understands")
-
-
-def _attach_over_network(
-    device: messages.GrantedDevice,
-    endpoint: messages.NetworkEndpoint,
-    head: client.Connection,
-    lease: messages.Lease,
-) -> None:
-    """Shows lease and certificate at the device server's door. The data plane will go on from here;
-    until then the door's answer is a refusal that says so.
-    """
-    identity = client.identity_for(head.url)
-    try:
-        with client.open_tls(
-            endpoint.host or head.host, endpoint.port, identity, endpoint.server_name,
-            HELLO_TIMEOUT_S,
-        ) as connection:  # fmt: skip
-            connection.settimeout(HELLO_TIMEOUT_S)
-            attach = messages.Attach(
-                messages.our_versions(), device.token, lease.lease, lease.epoch
-            )
-            frames.send(connection, attach)
-            answer, _ = frames.receive(connection)
-    except (OSError, ProtocolError) as error:
-        raise LeaseError(f"device {device.info.name} cannot be reached: {error}") from None
-    if isinstance(answer, messages.Refusal):
-        raise LeaseError(f"device {device.info.name}: {answer.reason}")
+        connection.connect(device.address)
+        return connection
+    except OSError as error:  # the same machine, but another network namespace or container
+        connection.close()
+        if device.network is None:
+            raise LeaseError(f"device {device.info.name} cannot be reached: {error}") from None
+        return None
 
 
 def prepare() -> None:

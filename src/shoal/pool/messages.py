@@ -476,14 +476,34 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
     token: Name
     lease: Count
     epoch: Count
+    devices: Annotated[int, Meta(ge=1, le=DEVICES_PER_LEASE_MAX)] = 1
+
+
+# A data connection begins with these eight bytes and the sixteen of a session's `data_id`, in plain:
+# the door passes it to the worker, which demands a certificate and the secret.
+DATA_MAGIC = b"SHOALDAT"
+DATA_ID_BYTES = 16
+SECRET_BYTES = 32
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """Worker → client, with the descriptors of the rings. Then the op stream begins."""
+    """Worker → client, with the descriptors of the rings where it is on this machine. Then the op
+    stream begins; where it is elsewhere, on data connections.
+    """
 
     arena_bytes: Count
     worker_pid: Count
     spill_bytes: Count = 0  # what the session may hold beyond the device's memory
+    data_id: Annotated[bytes, Meta(max_length=DATA_ID_BYTES)] = b""  # empty: there is no door
+    secret: Annotated[bytes, Meta(max_length=SECRET_BYTES)] = b""
+
+
+class PeerEndpoint(msgspec.Struct, frozen=True):
+    """Where a worker on another machine is reached, and what it wants to see."""
+
+    network: NetworkEndpoint
+    data_id: Annotated[bytes, Meta(max_length=DATA_ID_BYTES)]
+    secret: Annotated[bytes, Meta(max_length=SECRET_BYTES)]
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -491,14 +511,17 @@ class Peer(msgspec.Struct, frozen=True):
 
     name: Name
     arena_bytes: Count
+    elsewhere: PeerEndpoint | None = None
 
 
 class Peers(msgspec.Struct, frozen=True, tag=True):
-    """Client → worker: all devices of the lease in its order, with three descriptors each (progress,
-    places and arena), or two where a device has no arena to map. Then the op stream begins.
+    """Client → worker: all devices of the lease in its order. Those on the worker's machine, itself not
+    among them, come with three descriptors each (progress, places and arena), or two where a device
+    has no arena to map. Then the op stream begins.
     """
 
     devices: Annotated[list[Peer], Meta(max_length=DEVICES_PER_LEASE_MAX)]
+    own: Count  # the worker's own place
 
 
 Message = (

@@ -9,6 +9,7 @@ safe (and, on CUDA, so that no context exists before the fork).
 from __future__ import annotations
 
 import os
+import secrets
 import selectors
 import signal
 import socket
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 HELLO_TIMEOUT_S = 2.0  # a client on this machine has its greeting ready
 PEERS_TIMEOUT_S = 30.0  # while the client opens the other devices of its lease, one by one
+ANSWER_S = 5.0  # for an answer to leave
 GREETINGS_MAX = 64  # connections that have not yet said who they are
 DYING_S = 2.0  # for a killed worker to be gone, so that its memory can be given to another
 
@@ -50,6 +52,18 @@ class Session:
     grant: messages.Grant
     pid: int
     pidfd: int
+    data_id: bytes = b""  # by which data connections say that they are for it
+    channel: socket.socket | None = None  # by which it gets them
+
+
+@dataclass
+class Newcomer:
+    """A client that a worker is to be started for."""
+
+    connection: socket.socket
+    devices: int  # of its lease
+    host_fd: int = -1  # of its host region; -1: it is on another machine
+    host_bytes: int = 0
 
 
 class DeviceServer:
@@ -83,7 +97,7 @@ class DeviceServer:
         self.selector.register(self.agent, selectors.EVENT_READ)
         self.selector.register(self.listener, selectors.EVENT_READ)
         if self.network is not None:
-            self.network.open(self.selector, self.take_network_session)
+            self.network.open(self.selector, self.take_network_session, self.take_data_connection)
         while True:
             keys = [key for key, _ in self.selector.select(timeout=0.5)]
             ready_now = {key.fileobj for key in keys}
@@ -143,16 +157,17 @@ class DeviceServer:
         """An authenticated connection from another machine: TLS 1.3 is up, the certificate is of our
         pool, and its bearer is the one that the grant is for, with the right lease and epoch.
 
-        Here the data plane takes over: fork as `_start_worker` does, and let the worker speak the op
-        stream on `connection`. The child inherits the TLS state; this process then forgets it.
+        The forked worker inherits the state of TLS and answers; this process forgets it.
         """
-        self.take_grant(attach.token)
-        connection.send(
-            messages.Refusal(
-                "this version does not move tensors between machines yet: its op streams need shared "
-                "memory. Run the program on the device's machine."
-            )
-        )
+        grant = self.take_grant(attach.token)
+        self._start_worker(Newcomer(connection.socket, attach.devices), grant)
+
+    def take_data_connection(self, data_id: bytes, connection: socket.socket) -> None:
+        """Passes a connection to the worker that it is for; nobody has shown anything on it yet."""
+        for session in self.sessions.values():
+            if session.channel is not None and session.data_id == data_id:
+                with suppress(OSError):  # a worker that does not take them gets no more
+                    socket.send_fds(session.channel, [b"c"], [connection.fileno()])
 
     def grant_for(self, attach: messages.Attach, client: str) -> messages.Grant:
         """The grant that `attach` is for, without using it up; refused if it is not that client's."""
@@ -194,15 +209,18 @@ class DeviceServer:
         problem = messages.version_mismatch(hello.versions, messages.our_versions())
         if problem:
             raise ProtocolError(problem)
-        self._start_worker(connection, hello, fds[0], self.take_grant(hello.token))
+        newcomer = Newcomer(connection, hello.devices, fds[0], hello.host_bytes)
+        self._start_worker(newcomer, self.take_grant(hello.token))
 
-    def _start_worker(
-        self, connection: socket.socket, hello: messages.Hello, host_fd: int, grant: messages.Grant
-    ) -> None:
+    def _start_worker(self, newcomer: Newcomer, grant: messages.Grant) -> None:
+        arrivals = Arrivals.new() if self.network is not None else None
         pid = os.fork()
         if pid == 0:
-            self._become_worker(connection, hello, host_fd, grant)
+            self._become_worker(newcomer, grant, arrivals)
         session = Session(grant, pid, process.watch(pid))
+        if arrivals is not None:
+            arrivals.theirs.close()
+            session.data_id, session.channel = arrivals.data_id, arrivals.ours
         self.sessions[pid] = session
         self.selector.register(session.pidfd, selectors.EVENT_READ, session)
 
@@ -221,49 +239,63 @@ class DeviceServer:
             self._end_greeting(connection, f"no Hello came within {HELLO_TIMEOUT_S} s")
 
     def _become_worker(
-        self, connection: socket.socket, hello: messages.Hello, host_fd: int, grant: messages.Grant
+        self, newcomer: Newcomer, grant: messages.Grant, arrivals: Arrivals | None
     ) -> None:
         """Runs in the forked child and never returns."""
+        connection = newcomer.connection
         try:
             process.die_with_parent_thread()
             self.listener.close()
             self.agent.close()
             self.selector.close()
             if self.network is not None:
-                self.network.close()
+                self.network.close(but=connection)
             for session in self.sessions.values():
                 os.close(session.pidfd)
+                if session.channel is not None:
+                    session.channel.close()
             for other in self.greetings.keys() - {connection}:
                 other.close()
-            connection.settimeout(None)
+            connection.settimeout(ANSWER_S)
             from shoal import _core
 
+            client_pidfd = -1
+            if newcomer.host_fd >= 0:
+                client_pidfd = process.watch(process.peer_credentials(connection)[0])
             share = min(1.0, grant.memory_bytes / self.memory_bytes)
             host_spill = int(self.spill.host_bytes * share)
             disk_spill = int(self.spill.disk_bytes * share)
             worker = _core.Worker(
                 socket=os.dup(connection.fileno()),
-                client_pidfd=process.watch(process.peer_credentials(connection)[0]),
+                client_pidfd=client_pidfd,
                 session=grant.session,
                 device=self.spec.device,
                 name=self.spec.name,
                 memory_bytes=grant.memory_bytes,
-                host_fd=os.dup(host_fd),
-                host_bytes=hello.host_bytes,
+                host_fd=os.dup(newcomer.host_fd) if newcomer.host_fd >= 0 else -1,
+                host_bytes=newcomer.host_bytes,
                 spill_host_bytes=host_spill,
                 spill_disk_bytes=disk_spill,
                 spill_directory=self.spill.directory,
                 least_recent=self.spec.paging == "lru",
                 speed=self.spec.speed,
                 threads=self.threads,
+                arrivals=self._open_arrivals(newcomer, grant, arrivals),
             )
             # An accelerator's memory is torch's to manage: it does not page yet.
             spill_bytes = host_spill + disk_spill if self.spec.device == "cpu" else 0
-            welcome = messages.Welcome(worker.arena_bytes(), os.getpid(), spill_bytes)
-            frames.send(connection, welcome, worker.fds())
-            if hello.devices > 1:
+            here = newcomer.host_fd >= 0
+            welcome = messages.Welcome(
+                worker.arena_bytes() if here else 0,
+                os.getpid(),
+                spill_bytes,
+                arrivals.data_id if arrivals else b"",
+                arrivals.secret if arrivals else b"",
+            )
+            frames.send(connection, welcome, worker.fds() if here else ())
+            if newcomer.devices > 1:
                 connection.settimeout(PEERS_TIMEOUT_S)
-                add_peers(worker, connection, hello.devices)
+                add_peers(worker, connection, newcomer.devices)
             connection.close()
             worker.serve()
         except BaseException as error:
@@ -272,17 +304,58 @@ class DeviceServer:
                 frames.send(connection, messages.Refusal(reason))
         os._exit(1)
 
+    def _open_arrivals(
+        self, newcomer: Newcomer, grant: messages.Grant, arrivals: Arrivals | None
+    ) -> _core.Arrivals | None:
+        if arrivals is None or self.network is None:
+            return None
+        from shoal import _core
+
+        arrivals.ours.close()
+        identity = self.network.identity
+        return _core.Arrivals(
+            channel=arrivals.theirs.detach(),
+            key=identity.key,
+            certificate=identity.certificate,
+            authority=identity.authority,
+            secret=arrivals.secret,
+            client=grant.client if newcomer.host_fd < 0 else "",
+        )
+
     def _reap(self, session: Session) -> None:
         """Its process has ended: the memory is free, and the head is told."""
         if self.sessions.pop(session.pid, None) is None:
             return
         self.selector.unregister(session.pidfd)
         os.close(session.pidfd)
+        if session.channel is not None:
+            session.channel.close()
         _, status = os.waitpid(session.pid, 0)
         reason = f"its worker: {process.exit_reason(os.waitstatus_to_exitcode(status))}"
         grant = session.grant
         with suppress(OSError):
             frames.send(self.agent, messages.SessionEnded(grant.session, grant.epoch, reason))
+
+
+@dataclass
+class Arrivals:
+    """How data connections get to a worker, and what they must show there."""
+
+    data_id: bytes
+    secret: bytes
+    ours: socket.socket
+    theirs: socket.socket
+
+    @classmethod
+    def new(cls) -> Arrivals:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)  # the device server waits for nobody
+        return cls(
+            secrets.token_bytes(messages.DATA_ID_BYTES),
+            secrets.token_bytes(messages.SECRET_BYTES),
+            ours,
+            theirs,
+        )
 
 
 def session_kill(session: Session) -> None:
@@ -292,12 +365,27 @@ def session_kill(session: Session) -> None:
 
 def add_peers(worker: _core.Worker, connection: socket.socket, devices: int) -> None:
     """Hears from the client which other devices its lease has, and lets the worker read them."""
-    message, fds = frames.receive(
-        connection, fds_max=3 * min(devices, limits.DEVICES_PER_LEASE_MAX)
-    )
+    by_unix = connection.family == socket.AF_UNIX
+    fds_max = 3 * min(devices, limits.DEVICES_PER_LEASE_MAX) if by_unix else 0
+    message, fds = frames.receive(connection, fds_max)
     if not isinstance(message, messages.Peers) or len(message.devices) != devices:
         raise ProtocolError(f"a lease of {devices} devices says so with Peers")
-    for peer in message.devices:
+    for place, peer in enumerate(message.devices):
+        if place == message.own:
+            worker.add_self(name=peer.name)
+            continue
+        if peer.elsewhere is not None:
+            network = peer.elsewhere.network
+            worker.add_peer_elsewhere(
+                host=network.host,
+                port=network.port,
+                server_name=network.server_name,
+                data_id=peer.elsewhere.data_id,
+                secret=peer.elsewhere.secret,
+                member=message.own,
+                name=peer.name,
+            )
+            continue
         count = 3 if peer.arena_bytes else 2
         if len(fds) < count:
             raise ProtocolError("too few descriptors came with Peers")

@@ -27,7 +27,7 @@ class Member:
     device: torch.device
     name: str
     memory_bytes: int
-    worker_pid: int
+    worker_pid: int  # 0: on another machine, where we cannot look
 
     def __str__(self) -> str:
         return f"{self.name} ({self.device})"
@@ -39,9 +39,9 @@ def members() -> tuple[Member, ...]:
     if lease is None:
         return ()
     return tuple(
-        Member(device, granted.info.name, granted.info.memory_bytes, pid)
-        for device, granted, pid in zip(
-            lease.devices, lease.granted, lease.worker_pids, strict=True
+        Member(device, granted.info.name, granted.info.memory_bytes, 0 if elsewhere else pid)
+        for device, granted, pid, elsewhere in zip(
+            lease.devices, lease.granted, lease.worker_pids, lease.by_network, strict=True
         )
     )
 
@@ -112,7 +112,7 @@ class Watch:
     """
 
     def __init__(self, watched: Sequence[Member], tell: Callable[[Member, str], None]) -> None:
-        self._watched = list(watched)
+        self._watched = [member for member in watched if member.worker_pid]
         self._tell = tell
         self._stop = threading.Event()
         self._stopped_since: dict[int, float] = {}

@@ -33,6 +33,8 @@ def values(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
             return st.floats(least, kind.le, exclude_min=kind.gt is not None, allow_nan=False)
         case msgspec.inspect.StrType():
             return st.text(max_size=min(30, kind.max_length or 30))
+        case msgspec.inspect.BytesType():
+            return st.binary(max_size=kind.max_length)
         case msgspec.inspect.BoolType():
             return st.booleans()
         case msgspec.inspect.NoneType():
@@ -132,7 +134,7 @@ def test_every_message_says_who_says_it_to_whom() -> None:
         messages.NodeRevoke(-1, 5),
         messages.Revoke(-1),
         messages.Hello(Versions("", "", 1), "", 1, 33),
-        messages.Peers([messages.Peer("x", 1)] * 33),
+        messages.Peers([messages.Peer("x", 1)] * 33, 0),
         messages.Resumed([(-1, 5)]),
     ],
 )

@@ -1,0 +1,341 @@
+"""The device over TCP, in one run: `python -m bench.network`.
+
+One compute thread on each side. Bursts of both sides alternate; every figure is the median of the
+ratios of neighbouring bursts. Everything that is Shoal's goes through TLS 1.3.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import click
+import msgspec
+import torch
+from rich.console import Console
+from tests.support.namespaces import Host, Hosts
+from tests.support.standing import StandingPool, shoal_command
+
+import shoal
+from bench import report
+from bench.delay_proxy import DelayProxy
+from bench.figures import RESULTS, Figure, Machine, Missing, Run, load, processor_name, speed
+from bench.measure import Burst, Pair, Plan, compare, loop
+from bench.models import PROGRAMS, Program, Trainer
+from bench.socket_peer import FarEnd, SocketCopy
+from bench.training import pair_of_trainers
+from bench.transfers import KIB, MIB, size_name
+from shoal.pool import limits, tls
+
+DEVICE = "cpu,memory=2GiB,threads=1"
+MEASURED = [p for p in PROGRAMS if p.kind in ("MLP", "GPT")]
+READING = [p for p in PROGRAMS if p.kind == "GPT"]
+GROUPS = ("step", "bandwidth", "delay", "narrow")
+SIZES = (64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB)
+QUICK_SIZES = (64 * KIB, MIB, 16 * MIB)
+DELAYS_MS = (0.1, 1.0, 10.0, 30.0)
+RATES = ("1gbit", "10gbit")
+STEP_TARGET, COPY_TARGET, DELAY_TARGET = 1.05, 0.9, 1.10
+Tell = Callable[[str], None]
+
+
+def figure(group: str, name: str, what: str, pair: Pair, target: float | None, note: str) -> Figure:
+    return Figure(
+        group=group, name=name, what=what, ratio=pair.slowdown, target=target,
+        base_us=pair.base.median * 1e6, ours_us=pair.ours.median * 1e6, note=note,
+    )  # fmt: skip
+
+
+# --- a step --------------------------------
+
+
+def steps(
+    group: str,
+    way: str,
+    plan: Plan,
+    tell: Tell,
+    target: float | None,
+    programs: list[Program] = MEASURED,
+) -> list[Figure]:
+    """Training steps of the present lease against local ones. The loss is read once in a burst."""
+    found = []
+    for program in programs:
+        tell(f"{program.name} by {way}")
+        local, ours = pair_of_trainers(program)
+        pair = compare(
+            loop(local.step, local.read_loss), loop(ours.step, ours.read_loss), plan, least=5
+        )
+        name = f"{program.name}, {way}"
+        found.append(figure(group, name, "shoal / local time", pair, target, ""))
+    return found
+
+
+# --- bandwidth --------------------------------
+
+
+def device_copies(direction: str, size: int, pinned: bool) -> Burst:
+    host = torch.zeros(size // 4)
+    host = host.pin_memory() if pinned else host
+    remote = torch.zeros(size // 4).to("shoal")
+    to, source = (remote, host) if direction == "up" else (host, remote)
+    return loop(lambda: to.copy_(source, non_blocking=pinned), torch.shoal.synchronize)
+
+
+def bandwidth(
+    group: str, plain: SocketCopy, secure: SocketCopy | None, sizes: tuple[int, ...], plan: Plan,
+    tell: Tell,
+) -> list[Figure]:  # fmt: skip
+    """Transfers against a plain socket copy of the same size over the same way."""
+    found = []
+    for size in sizes:
+        for direction in ("up", "down"):
+            base = plain.burst(direction, size)
+            sides = {
+                "shoal, pageable": device_copies(direction, size, False),
+                "shoal, pinned": device_copies(direction, size, True),
+            }
+            if secure is not None:
+                sides["a TLS socket copy"] = secure.burst(direction, size)
+            for side, burst in sides.items():
+                tell(f"{size_name(size)} {direction}, {side}")
+                pair = compare(base, burst, plan, least=2, most=256, warm=2)
+                rates = [size / t.median / 2**30 for t in (pair.base, pair.ours)]
+                note = "plain socket {:.2f} GiB/s, this {:.2f} GiB/s".format(*rates)
+                target = COPY_TARGET if side.startswith("shoal") else None
+                what = "plain socket copy / this time"
+                name = f"{size_name(size)} {direction}, {side}"
+                found.append(speed(group, name, pair, what, target, note))
+    return found
+
+
+# --- a long way --------------------------------
+
+
+@contextmanager
+def delayed(port: int, round_trip_ms: float) -> Iterator[None]:
+    """Connections of this program to `port` of this machine take the long way."""
+    proxy = DelayProxy(port, round_trip_ms)
+    connect = socket.create_connection
+
+    def redirect(address: tuple[str, int], *args: object, **kwargs: object) -> socket.socket:
+        host, wanted = address
+        return connect((host, proxy.port if wanted == port else wanted), *args, **kwargs)  # type: ignore[arg-type]
+
+    try:
+        with mock.patch.object(socket, "create_connection", redirect):
+            yield
+    finally:
+        proxy.close()
+
+
+def round_trip_ms() -> float:
+    """What one read of a scalar takes when there is nothing else to do."""
+    x = torch.ones((), device="shoal")
+    burst = loop(x.item, lambda: None)
+    burst(5)
+    return min(burst(10) / 10 for _ in range(5)) * 1000
+
+
+def reading(trainer: Trainer) -> Callable[[], None]:
+    def step() -> None:
+        trainer.step()
+        trainer.read_loss()
+
+    return step
+
+
+def delays(pool: StandingPool, plan: Plan, tell: Tell) -> list[Figure]:
+    """One `.item()` a step. A round trip of that is the program's own wish: it is in the base."""
+    found = []
+    with shoal.connect(pool.network_url, transport="network") as lease:
+        assert lease.granted[0].network is not None
+        port = lease.granted[0].network.port
+    for delay in DELAYS_MS:
+        with delayed(port, delay), shoal.connect(pool.network_url, transport="network"):
+            trip = round_trip_ms()
+            for program in READING:
+                tell(f"{program.name}, {delay:g} ms round trip")
+                local, ours = pair_of_trainers(program)
+                pair = compare(
+                    loop(reading(local), local.read_loss), loop(reading(ours), ours.read_loss),
+                    plan, least=5, most=60,
+                )  # fmt: skip
+                times = [pair.base.median * 1000, pair.ours.median * 1000]
+                wished = [(r * times[0]) / (times[0] + trip) for r in pair.ratios]
+                adjusted = Pair(pair.base, pair.ours, tuple(wished), pair.iterations)
+                note = (
+                    f"local {times[0]:.2f} ms, shoal {times[1]:.2f} ms, a read of a scalar takes "
+                    f"{trip:.2f} ms; shoal / local {pair.slowdown.median:.2f}"
+                )
+                target = DELAY_TARGET if delay == 1.0 else None
+                name, what = f"{program.name}, {delay:g} ms", "shoal / (local + one read) time"
+                found.append(figure("delay", name, what, adjusted, target, note))
+    return found
+
+
+# --- a narrow way --------------------------------
+
+
+def limit(host: Host, rate: str) -> None:
+    """What leaves the host leaves it no faster than `rate`."""
+    words = ["tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate]
+    words += ["burst", "4mb", "latency", "50ms"]
+    done = subprocess.run(host.command(*words), capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(f"tc: {done.stderr.strip()}")
+
+
+def narrow(plan: Plan, tell: Tell) -> tuple[list[Figure], list[Missing]]:
+    """Two hosts as network namespaces, joined by a limited veth pair."""
+    found: list[Figure] = []
+    made = Hosts(2)
+    try:
+        with made as hosts, tempfile.TemporaryDirectory() as directory:
+            server, desk = hosts
+            for rate in RATES:
+                for host in hosts:
+                    limit(host, rate)
+                tell(f"two hosts, {rate}")
+                found += between(server, desk, Path(directory) / rate, rate, plan)
+    except BaseException as error:
+        if isinstance(error, (OSError, subprocess.SubprocessError)) or "not allowed" in str(error):
+            return found, [Missing("veth pair", str(error))]
+        raise
+    return found, []
+
+
+def between(server: Host, desk: Host, home: Path, rate: str, plan: Plan) -> list[Figure]:
+    home.mkdir()
+    environment = {**os.environ, "SHOAL_STATE": str(home / "state")}
+    up = subprocess.Popen(
+        server.command(
+            *shoal_command("up", "--json", "--listen", server.address, "--device", DEVICE)
+        ),
+        env=environment, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert up.stdout is not None
+        line = json.loads(up.stdout.readline())["join"].split()[1:]
+        environment["SHOAL_IDENTITY"] = str(home / "identity.pem")
+        subprocess.run(
+            desk.command(*shoal_command(*line)), env=environment, check=True, capture_output=True
+        )
+        far = FarEnd(server.address, server.command())
+        inside = [server.address, str(far.port), rate, str(plan.rounds), str(plan.burst_s)]
+        try:
+            done = subprocess.run(
+                desk.command(sys.executable, "-m", "bench.network", "--inside", json.dumps(inside)),
+                env=environment, check=True, capture_output=True, text=True, timeout=300,
+            )  # fmt: skip
+        finally:
+            far.close()
+        return msgspec.json.decode(done.stdout.encode(), type=list[Figure])
+    finally:
+        up.terminate()
+        up.wait(20)
+
+
+def measure_inside(address: str, port: str, rate: str, rounds: str, burst_s: str) -> list[Figure]:
+    """Runs on the desk's host; the socket's far end runs at `address` already."""
+    plan = Plan(int(rounds), float(burst_s))
+    plain = SocketCopy(address, int(port))
+    with shoal.connect(f"shoal://{address}:{limits.PORT}"):
+        group = "narrow"
+        figures = bandwidth(group, plain, None, (MIB, 64 * MIB), plan, lambda text: None)
+        figures += steps(group, "TCP", plan, lambda text: None, STEP_TARGET, READING)
+    return [msgspec.structs.replace(f, name=f"{rate}: {f.name}") for f in figures]
+
+
+# --- the run --------------------------------
+
+
+def measure(
+    groups: tuple[str, ...], plan: Plan, quick: bool, tell: Tell
+) -> tuple[list[Figure], list[Missing]]:
+    figures: list[Figure] = []
+    missing: list[Missing] = []
+    shorter = Plan(max(3, plan.rounds // 2), plan.burst_s)
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        StandingPool(Path(directory), DEVICE, listen=True) as pool,
+    ):
+        member = pool.join("bench")
+        os.environ["SHOAL_IDENTITY"] = str(member.path)
+        if "step" in groups:
+            with shoal.connect(pool.network_url):
+                figures += steps("step", "shared memory", plan, tell, None)
+            with shoal.connect(pool.network_url, transport="network"):
+                figures += steps("step", "TCP", plan, tell, STEP_TARGET)
+        if "bandwidth" in groups:
+            node = Path(directory) / "state" / pool.name / "node.pem"
+            with shoal.connect(pool.network_url, transport="network"):
+                sizes = QUICK_SIZES if quick else SIZES
+                figures += over_loopback(node, tls.Identity.load(member.path), sizes, plan, tell)
+        if "delay" in groups:
+            figures += delays(pool, shorter, tell)
+    if "narrow" in groups:
+        found, missing = narrow(shorter, tell)
+        figures += found
+    return figures, missing
+
+
+def over_loopback(
+    node: Path, member: tls.Identity, sizes: tuple[int, ...], plan: Plan, tell: Tell
+) -> list[Figure]:
+    ends = [FarEnd("127.0.0.1"), FarEnd("127.0.0.1", identity=node)]
+    plain = SocketCopy("127.0.0.1", ends[0].port)
+    secure = SocketCopy("127.0.0.1", ends[1].port, node, member)
+    try:
+        return bandwidth("bandwidth", plain, secure, sizes, plan, tell)
+    finally:
+        for one in (plain, secure, *ends):
+            one.close()
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="Fewer and shorter bursts, no large transfers.")
+@click.option("--rounds", type=click.IntRange(2), help="Bursts of each side, per figure.")
+@click.option("--only", multiple=True, type=click.Choice(GROUPS), help="A group; may be repeated.")
+@click.option("--inside", hidden=True, help="The desk's part of the narrow way.")
+@click.option(
+    "--output", type=click.Path(path_type=Path, file_okay=False), default=RESULTS,
+    help="Folder for network.json.",
+)  # fmt: skip
+def main(
+    quick: bool, rounds: int | None, only: tuple[str, ...], inside: str | None, output: Path
+) -> None:
+    """Measures the device over TCP against local torch, shared memory and plain sockets."""
+    torch.set_num_threads(1)
+    if inside:
+        sys.stdout.write(msgspec.json.encode(measure_inside(*json.loads(inside))).decode())
+        return
+    plan = Plan(rounds or (3 if quick else 9), 0.06 if quick else 0.2)
+    console = Console()
+    before = load()
+    console.print(f"load average at start: {before:.2f}")
+    with console.status("…") as status:
+        tell = status.update if console.is_terminal else print
+        figures, missing = measure(only or GROUPS, plan, quick, tell)
+    machine = Machine(
+        processor=processor_name(), cores=torch.multiprocessing.cpu_count(),
+        torch=str(torch.__version__), python=platform.python_version(), load_before=before,
+        load_after=load(), rounds=plan.rounds, quick=quick,
+    )  # fmt: skip
+    run = Run(machine, figures, missing, {})
+    path = output / ("network-partial.json" if quick or only else "network.json")
+    run.save(path)
+    report.print_tables(run, console)
+    console.print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+#include "network/arrivals.h"
+
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <thread>
+
+#include "transport/ring.h"
+
+namespace shoal::network {
+namespace {
+
+constexpr int kGreetingsMax = 16;  // connections that have not yet shown the secret
+
+// The next descriptor from the door; -1 when the door is closed.
+int receiveDescriptor(int channel) {
+  while (true) {
+    char byte;
+    iovec data{&byte, 1};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+    msghdr message{};
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    const ssize_t got = recvmsg(channel, &message, MSG_CMSG_CLOEXEC);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return -1;
+    const cmsghdr* header = CMSG_FIRSTHDR(&message);
+    if (header == nullptr || header->cmsg_type != SCM_RIGHTS) continue;
+    int fd;
+    std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
+    return fd;
+  }
+}
+
+// In a time that says nothing about where they differ.
+bool same(const std::array<unsigned char, 32>& a, const std::array<unsigned char, 32>& b) {
+  unsigned char difference = 0;
+  for (size_t i = 0; i < a.size(); ++i) difference |= a[i] ^ b[i];
+  return difference == 0;
+}
+
+}  // namespace
+
+struct Arrivals::State {
+  explicit State(ArrivalsOptions given) : options(std::move(given)), tls(options.identity) {}
+  ArrivalsOptions options;
+  Tls tls;
+  TakePeer take_peer;
+  std::atomic<int> greetings{0};
+  std::mutex mutex;
+  std::condition_variable came;
+  std::map<Purpose, std::unique_ptr<Connection>> of_client;
+  std::map<Purpose, bool> seen;
+
+  void greet(int fd) {
+    const int64_t deadline = transport::nowNs() + kGreetingMs * 1000000;
+    auto connection = Connection::accept(tls, fd, deadline);
+    Greeting greeting;
+    connection->readBy(&greeting, sizeof greeting, deadline);
+    const PeerName peer = connection->peer();
+    const bool for_client = greeting.purpose == Purpose::kUp || greeting.purpose == Purpose::kDown;
+    const bool for_peer =
+        greeting.purpose == Purpose::kRead || greeting.purpose == Purpose::kProgress;
+    const bool of_client_itself = peer.role == "client" && peer.name == options.client;
+    const bool of_worker = peer.role == "node" || peer.role == "head";
+    if (!same(greeting.secret, options.secret) || !(for_client ? of_client_itself : of_worker)) {
+      throw ConnectionLost("it is not the one that this session belongs to");
+    }
+    if (!for_client && !for_peer) throw ConnectionLost("its purpose is unknown");
+    const std::unique_lock held(mutex);
+    if (for_client && std::exchange(seen[greeting.purpose], true)) {
+      throw ConnectionLost("the session has such a connection");
+    }
+    connection->writeBy(&kGreetingAnswer, sizeof kGreetingAnswer, deadline);
+    if (for_client) {
+      of_client[greeting.purpose] = std::move(connection);
+      came.notify_all();
+    } else {
+      std::thread([take = take_peer, greeting, raw = connection.release()] {
+        prctl(PR_SET_NAME, "shoal-peer");
+        take(std::unique_ptr<Connection>(raw), greeting);
+      }).detach();
+    }
+  }
+
+  void greetLogged(int fd) {
+    try {
+      greet(fd);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "shoal worker: a data connection was refused: %s\n", error.what());
+    }
+    --greetings;
+  }
+};
+
+Arrivals::Arrivals(ArrivalsOptions options) : state_(std::make_shared<State>(std::move(options))) {}
+
+Arrivals::~Arrivals() = default;
+
+const Tls& Arrivals::tls() const {
+  return state_->tls;
+}
+
+const std::array<unsigned char, 32>& Arrivals::secret() const {
+  return state_->options.secret;
+}
+
+void Arrivals::start(TakePeer take_peer) {
+  state_->take_peer = std::move(take_peer);
+  std::thread([state = state_] {
+    prctl(PR_SET_NAME, "shoal-arrivals");
+    int fd;
+    while ((fd = receiveDescriptor(state->options.channel)) >= 0) {
+      if (state->greetings.fetch_add(1) >= kGreetingsMax) {
+        --state->greetings;
+        close(fd);
+        continue;
+      }
+      std::thread([state, fd] { state->greetLogged(fd); }).detach();
+    }
+  }).detach();
+}
+
+std::unique_ptr<Connection> Arrivals::await(Purpose purpose, int64_t deadline_ns) {
+  std::unique_lock held(state_->mutex);
+  const auto left =
+      std::chrono::nanoseconds(std::max<int64_t>(0, deadline_ns - transport::nowNs()));
+  const auto ready = [&] { return state_->of_client.count(purpose) > 0; };
+  if (!state_->came.wait_for(held, left, ready)) {
+    throw ConnectionLost("the client's data connections did not come in time");
+  }
+  auto connection = std::move(state_->of_client[purpose]);
+  state_->of_client.erase(purpose);
+  return connection;
+}
+
+}  // namespace shoal::network

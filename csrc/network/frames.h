@@ -1,0 +1,61 @@
+// What goes over the data connections of a session between machines.
+//
+// There are two, each used in one direction, so that neither ever waits for the other:
+//
+//   up     client → worker   the messages of the op stream, as in wire/message.h and without
+//   padding.
+//                            The bytes of a kCopyIn follow it. Host offsets are 0: they mean
+//                            something on one machine only.
+//   down   worker → client   replies as in wire/message.h, and the frames below.
+//
+// Both are streams in order, so nothing needs a number: a reply that says "done" comes behind the
+// bytes of every kCopyOut before it.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "wire/message.h"
+
+namespace shoal::network {
+
+// Bytes of one kCopyIn or kCopyOut: a larger transfer is several of them, so that the wire, the
+// worker's copy and the client's overlap.
+inline constexpr uint64_t kPieceBytes = uint64_t{1} << 20;
+// What a worker holds of each direction's pieces. A full one makes the client wait.
+inline constexpr uint64_t kStagingBytes = 16 * kPieceBytes;
+
+// Kinds of frames beside replies. The header word is the same.
+inline constexpr uint16_t kFrameProgress = 0x100;  // completed, failed, heartbeat
+inline constexpr uint16_t kFrameData = 0x101;      // bytes; they follow: the next kCopyOut
+inline constexpr uint16_t kFrameGoodbye = 0x102;   // bytes, text: why the worker ends the session
+inline constexpr size_t kGoodbyeBytesMax = 4096;
+
+inline constexpr uint64_t frameWord(uint16_t kind, uint32_t bytes) {
+  return wire::headerWord(static_cast<wire::Kind>(kind), bytes, 0);
+}
+
+// The first thing on a data connection, when TLS is up.
+enum class Purpose : uint32_t { kUp = 1, kDown = 2, kRead = 3, kProgress = 4 };
+struct Greeting {
+  std::array<unsigned char, 32> secret;  // of the session
+  Purpose purpose;
+  uint32_t member;  // of the lease: who connects, for kRead and kProgress
+};
+static_assert(sizeof(Greeting) == 40);
+inline constexpr uint64_t kGreetingAnswer = 0x0a4b4f4c414f4853;  // "SHOALOK\n"
+inline constexpr int64_t kGreetingMs = 5000;
+
+// What a reader asks of a peer, on a connection of purpose kRead; answered by kFrameData, each one
+// in place of the one before, and then kFrameEnd.
+struct ReadRequest {
+  uint64_t base, offset, bytes;
+  uint64_t written, exported;  // sequence numbers at the peer; see worker/peers.h
+  uint64_t reading;            // the reader's message that asks
+};
+static_assert(sizeof(ReadRequest) == 48);
+inline constexpr uint16_t kFrameWait = 0x104;  // the peer is alive, but not so far yet
+inline constexpr uint16_t kFrameEnd = 0x103;  // 1: the last data is the segment's; 0: there is none
+
+}  // namespace shoal::network

@@ -1,0 +1,243 @@
+#include "network/peer_link.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "network/reader.h"
+#include "transport/ring.h"
+
+namespace shoal::network {
+namespace {
+
+constexpr char kMagic[] = "SHOALDAT";
+constexpr int kSilenceMs = transport::kHeartbeatLostMs;
+constexpr int64_t kTellNs = 20000000;  // between two looks whether there is something to tell
+constexpr int64_t kSpinNs = 200000;
+constexpr int64_t kPauseNs = 50000;
+constexpr int64_t kWaitingNs = int64_t{transport::kHeartbeatMs} * 1000000;
+
+bool connectBy(int fd, const addrinfo& address, int64_t deadline_ns) {
+  if (::connect(fd, address.ai_addr, address.ai_addrlen) == 0) return true;
+  if (errno != EINPROGRESS) return false;
+  pollfd waited{fd, POLLOUT, 0};
+  const int64_t left_ms = (deadline_ns - transport::nowNs()) / 1000000;
+  if (left_ms <= 0 || poll(&waited, 1, static_cast<int>(left_ms)) <= 0) {
+    errno = ETIMEDOUT;
+    return false;
+  }
+  int error = 0;
+  socklen_t length = sizeof error;
+  getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
+  errno = error;
+  return error == 0;
+}
+
+int dial(const PeerEndpoint& peer, int64_t deadline_ns) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const std::string port = std::to_string(peer.port);
+  if (const int error = getaddrinfo(peer.host.c_str(), port.c_str(), &hints, &found)) {
+    throw ConnectionLost(peer.host + ": " + gai_strerror(error));
+  }
+  int fd = -1;
+  for (const addrinfo* at = found; at != nullptr && fd < 0; at = at->ai_next) {
+    fd = socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd >= 0 && !connectBy(fd, *at, deadline_ns)) {
+      const int error = errno;
+      close(fd);
+      fd = -1;
+      errno = error;
+    }
+  }
+  freeaddrinfo(found);
+  if (fd < 0) {
+    throw ConnectionLost(peer.host + ":" + port + " cannot be reached: " + std::strerror(errno));
+  }
+  return fd;
+}
+
+void pause() {
+  const timespec moment{0, kPauseNs};
+  nanosleep(&moment, nullptr);
+}
+
+void raise(std::atomic<uint64_t>& word, uint64_t value) {
+  uint64_t before = word.load(std::memory_order_relaxed);
+  while (before < value && !word.compare_exchange_weak(before, value, std::memory_order_release)) {
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Connection> openPeer(const Tls& tls, const PeerEndpoint& peer, Purpose purpose,
+                                     uint32_t member) {
+  const int64_t deadline = transport::nowNs() + kSilenceMs * int64_t{1000000};
+  const int fd = dial(peer, deadline);
+  char prefix[sizeof kMagic - 1 + sizeof peer.data_id];
+  std::memcpy(prefix, kMagic, sizeof kMagic - 1);
+  std::memcpy(prefix + sizeof kMagic - 1, peer.data_id.data(), peer.data_id.size());
+  if (send(fd, prefix, sizeof prefix, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof prefix)) {
+    close(fd);
+    throw ConnectionLost(peer.host + " closed the connection");
+  }
+  auto connection = Connection::connect(tls, fd, peer.server_name, deadline);
+  const Greeting greeting{peer.secret, purpose, member};
+  connection->writeBy(&greeting, sizeof greeting, deadline);
+  uint64_t answer = 0;
+  connection->readBy(&answer, sizeof answer, deadline);
+  if (answer != kGreetingAnswer) throw ConnectionLost("the peer did not answer the greeting");
+  return connection;
+}
+
+bool PeerReader::read(const ReadRequest& request, const Piece& piece) {
+  if (connection_ == nullptr) {
+    connection_ = openPeer(tls_, peer_, Purpose::kRead, member_);
+    connection_->setSilence(kSilenceMs);
+    buffer_.resize(kPieceBytes);
+  }
+  connection_->write(&request, sizeof request);
+  connection_->flush();
+  Reader reader(*connection_);
+  while (true) {
+    const uint64_t header = reader.word();
+    const uint64_t value = reader.word();
+    switch (wire::headerKind(header)) {
+      case kFrameWait:
+        continue;
+      case kFrameEnd:
+        return value == 1;
+      case kFrameData:
+        break;
+      default:
+        throw ConnectionLost("it sent a frame of unknown kind");
+    }
+    if (value != request.bytes) throw ConnectionLost("it sent another number of bytes");
+    for (uint64_t at = 0; at < value; at += kPieceBytes) {
+      const uint64_t bytes = std::min(kPieceBytes, value - at);
+      reader.read(buffer_.data(), bytes);
+      piece(buffer_.data(), at, bytes);
+    }
+  }
+}
+
+namespace {
+
+// Answers the requests of one peer.
+class ReadServer {
+ public:
+  ReadServer(Connection& connection, const OwnMemory& own) : connection_(connection), own_(own) {}
+
+  void answer(const ReadRequest& request) {
+    const uint32_t slot = wire::slotOf(request.base);
+    if (slot >= wire::kSlotsMax) throw ConnectionLost("it asked for an address that cannot be");
+    await(request.written);
+    // As in Peers::read: until the export the slot's word speaks of the segment that is meant.
+    const uint64_t word = own_.places->word(slot);
+    if (!isPast(request.exported) && send(word, request)) {
+      std::atomic_thread_fence(std::memory_order_acquire);
+      if (own_.places->word(slot) == word) return frame(kFrameEnd, 1);
+    }
+    await(request.exported);
+    frame(kFrameEnd, send(own_.places->noted(request.exported), request) ? 1 : 0);
+  }
+
+ private:
+  bool isPast(uint64_t sequence) const {
+    return own_.progress->completed.load(std::memory_order_acquire) >= sequence;
+  }
+
+  // Says from time to time that we are alive, and only behind with our work.
+  void await(uint64_t sequence) {
+    const int64_t start = transport::nowNs();
+    int64_t told = start;
+    while (!isPast(sequence)) {
+      const int64_t now = transport::nowNs();
+      if (now - start < kSpinNs) {
+        transport::cpuRelax();
+        continue;
+      }
+      if (now - told > kWaitingNs) {
+        frame(kFrameWait, 0);
+        told = now;
+      }
+      pause();
+    }
+  }
+
+  bool send(uint64_t word, const ReadRequest& request) {
+    using transport::Places;
+    if (!Places::present(word)) return false;
+    const memory::SharedMemory* region = Places::inHost(word) ? own_.host : own_.arena;
+    if (region == nullptr) return false;
+    const uint64_t start = Places::offset(word);
+    if (start > region->bytes() || request.offset > region->bytes() - start ||
+        request.bytes > region->bytes() - start - request.offset) {
+      throw ConnectionLost("it asked for bytes behind the end of memory");
+    }
+    const uint64_t header[2] = {frameWord(kFrameData, 16), request.bytes};
+    connection_.write(header, sizeof header);
+    connection_.write(region->data() + start + request.offset, request.bytes);
+    return true;
+  }
+
+  void frame(uint16_t kind, uint64_t value) {
+    const uint64_t words[2] = {frameWord(kind, 16), value};
+    connection_.write(words, sizeof words);
+    connection_.flush();
+  }
+
+  Connection& connection_;
+  const OwnMemory& own_;
+};
+
+}  // namespace
+
+void serveReads(Connection& connection, const OwnMemory& own, transport::Progress& seen) {
+  Reader reader(connection);
+  ReadServer server(connection, own);
+  while (true) {
+    ReadRequest request;
+    reader.read(&request, sizeof request);
+    server.answer(request);
+    // Our memory has been read: for us the reader is past its message.
+    raise(seen.completed, request.reading);
+  }
+}
+
+void followProgress(Connection& connection, transport::Progress& seen) {
+  Reader reader(connection);
+  while (true) {
+    uint64_t words[2];
+    reader.read(words, sizeof words);
+    raise(seen.completed, words[0]);
+    seen.heartbeat.store(words[1], std::memory_order_relaxed);
+  }
+}
+
+void tellProgress(const Tls& tls, const PeerEndpoint& peer, uint32_t member,
+                  const transport::Progress& own) {
+  const auto connection = openPeer(tls, peer, Purpose::kProgress, member);
+  uint64_t told[2] = {0, UINT64_MAX};
+  while (true) {
+    const uint64_t words[2] = {own.completed.load(std::memory_order_acquire),
+                               own.heartbeat.load(std::memory_order_relaxed)};
+    if (words[0] != told[0] || words[1] != told[1]) {
+      connection->write(words, sizeof words);
+      connection->flush();
+      std::memcpy(told, words, sizeof told);
+    }
+    const timespec moment{0, kTellNs};
+    nanosleep(&moment, nullptr);
+  }
+}
+
+}  // namespace shoal::network

@@ -1,0 +1,52 @@
+// Reads words and blocks from a connection: small ones through a buffer, large ones straight to
+// where they belong.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "network/tls.h"
+
+namespace shoal::network {
+
+class Reader {
+ public:
+  explicit Reader(Connection& connection) : connection_(connection), buffer_(kBufferBytes) {}
+
+  uint64_t word() {
+    uint64_t word;
+    read(&word, sizeof word);
+    return word;
+  }
+
+  void read(void* to, size_t bytes) {
+    auto* at = static_cast<std::byte*>(to);
+    while (bytes > 0) {
+      if (begin_ == end_) {
+        if (bytes >= kDirectBytes) {
+          const size_t got = connection_.readSome(at, bytes);
+          at += got;
+          bytes -= got;
+          continue;
+        }
+        begin_ = 0;
+        end_ = connection_.readSome(buffer_.data(), buffer_.size());
+      }
+      const size_t chunk = std::min(bytes, end_ - begin_);
+      std::memcpy(at, buffer_.data() + begin_, chunk);
+      begin_ += chunk;
+      at += chunk;
+      bytes -= chunk;
+    }
+  }
+
+ private:
+  static constexpr size_t kBufferBytes = 64 * 1024;
+  static constexpr size_t kDirectBytes = 16 * 1024;
+  Connection& connection_;
+  std::vector<std::byte> buffer_;
+  size_t begin_ = 0, end_ = 0;
+};
+
+}  // namespace shoal::network

@@ -1,0 +1,271 @@
+#include "network/worker_link.h"
+
+#include <sched.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "network/frames.h"
+#include "network/reader.h"
+#include "network/staging.h"
+#include "transport/ring.h"
+#include "wire/limits.h"
+#include "wire/reader.h"
+
+namespace shoal::network {
+namespace {
+
+constexpr int64_t kSpinNs = 200000;
+constexpr int64_t kPauseNs = 50000;
+constexpr int64_t kProgressNs = 1000000;  // between two frames that say only how far we are
+constexpr int64_t kReplySpinUs = 30;
+constexpr size_t kBatchWords = 16 * 1024;
+
+class Link {
+ public:
+  Link(WorkerLinkOptions options, std::unique_ptr<Connection> up, std::unique_ptr<Connection> down)
+      : options_(std::move(options)),
+        up_(std::move(up)),
+        down_(std::move(down)),
+        requests_(options_.requests, wire::kRingBytes, [] {}),
+        replies_(options_.replies, wire::kReplyRingBytes, wire::kMessageBytesMax, [] {}) {}
+
+  void receive() {
+    try {
+      receiveLoop();
+    } catch (const wire::ProtocolError& error) {
+      std::fprintf(stderr, "shoal worker %s: the session ends: %s\n", options_.name.c_str(),
+                   error.what());
+      goodbye_ = error.what();
+      ended_.store(true, std::memory_order_release);  // the sender says it, and ends the process
+    } catch (const std::exception&) {
+      _exit(0);  // the client is gone
+    }
+  }
+
+  void send() {
+    try {
+      sendLoop();
+    } catch (const std::exception&) {
+    }
+    _exit(ended_ ? 1 : 0);
+  }
+
+ private:
+  struct CopyOut {
+    uint64_t sequence, offset, bytes;
+  };
+
+  uint64_t completed() const {
+    return options_.progress->completed.load(std::memory_order_acquire);
+  }
+
+  // --- up
+
+  void receiveLoop() {
+    Reader reader(*up_);  // waits for ever: the kernel asks whether the client's machine is there
+    std::vector<uint64_t> message;
+    uint64_t sequence = 0;
+    while (true) {
+      const uint64_t header = reader.word();
+      const size_t bytes = wire::headerBytes(header);
+      const uint16_t kind = wire::headerKind(header);
+      if (bytes < 8 || bytes % 8 != 0 || bytes > wire::kMessageBytesMax) {
+        throw wire::ProtocolError("a message of " + std::to_string(bytes) +
+                                  " bytes is out of range");
+      }
+      if (kind == 0 || kind > static_cast<uint16_t>(wire::Kind::kLast)) {
+        throw wire::ProtocolError("message kind " + std::to_string(kind) + " does not exist");
+      }
+      message.resize(bytes / 8);
+      message[0] = header;
+      reader.read(message.data() + 1, bytes - 8);
+      ++sequence;
+      switch (static_cast<wire::Kind>(kind)) {
+        case wire::Kind::kAdopt:
+          throw wire::ProtocolError("host memory of another machine cannot be adopted");
+        case wire::Kind::kCopyIn:
+          message[3] = takeIn(reader, pieceOf(message), sequence);
+          break;
+        case wire::Kind::kCopyOut:
+          message[3] = takeOut(pieceOf(message), sequence);
+          break;
+        default:
+          break;
+      }
+      uint64_t* words = requests_.reserve(bytes);
+      std::copy(message.begin(), message.end(), words);
+      requests_.commit(bytes);
+      received_.store(sequence, std::memory_order_relaxed);
+      if (resting_.load(std::memory_order_relaxed)) replies_.nudge();
+    }
+  }
+
+  static uint64_t pieceOf(const std::vector<uint64_t>& message) {
+    if (message.size() != 4 || message[2] == 0 || message[2] > kPieceBytes) {
+      throw wire::ProtocolError("a transfer between machines is no piece of at most " +
+                                std::to_string(kPieceBytes) + " bytes");
+    }
+    return message[2];
+  }
+
+  template <typename Ready>
+  static void waitFor(const Ready& ready) {
+    const int64_t start = transport::nowNs();
+    while (!ready()) {
+      if (transport::nowNs() - start < kSpinNs) {
+        sched_yield();
+      } else {
+        const timespec pause{0, kPauseNs};
+        nanosleep(&pause, nullptr);
+      }
+    }
+  }
+
+  uint64_t takeIn(Reader& reader, uint64_t bytes, uint64_t sequence) {
+    std::optional<uint64_t> place;
+    waitFor([&] {
+      in_.release(completed());
+      place = in_.take(bytes, sequence);
+      return place.has_value();
+    });
+    reader.read(options_.staging + *place, bytes);
+    return *place;
+  }
+
+  uint64_t takeOut(uint64_t bytes, uint64_t sequence) {
+    std::optional<uint64_t> place;
+    waitFor([&] {
+      const std::lock_guard held(mutex_);
+      place = out_.take(bytes, sequence);
+      if (place) copies_.push_back({sequence, *place, bytes});
+      return place.has_value();
+    });
+    return *place;
+  }
+
+  // --- down
+
+  void sendLoop() {
+    std::vector<uint64_t> reply;
+    std::vector<uint64_t> batch;
+    int64_t told_at = 0;
+    while (true) {
+      const uint64_t done = completed();
+      bool urgent = sendCopies(done, batch);
+      while (replies_.poll(reply)) {
+        // Who has the reply must find its request done, and the bytes of all before it there.
+        sendCopies(reply[1], batch);
+        sayProgress(reply[1], false, batch);
+        batch.insert(batch.end(), reply.begin(), reply.end());
+        urgent = true;
+        if (batch.size() > kBatchWords) write(batch);
+      }
+      const bool failed = options_.progress->failed.load(std::memory_order_relaxed) != 0;
+      const bool beat = options_.progress->heartbeat.load(std::memory_order_relaxed) != told_beat_;
+      const bool news = done > told_ || failed != told_failed_;
+      const int64_t now = transport::nowNs();
+      if (urgent || beat || (news && now - told_at >= kProgressNs)) {
+        sayProgress(std::max(done, told_), failed, batch);
+        write(batch);
+        down_->flush();
+        told_at = now;
+        continue;
+      }
+      if (ended_.load(std::memory_order_acquire)) return sayGoodbye();
+      rest(news || done < received_.load(std::memory_order_relaxed));
+    }
+  }
+
+  void sayProgress(uint64_t done, bool failed, std::vector<uint64_t>& batch) {
+    told_ = done;
+    told_failed_ = failed;
+    told_beat_ = options_.progress->heartbeat.load(std::memory_order_relaxed);
+    batch.insert(batch.end(), {frameWord(kFrameProgress, 32), done, failed ? 1u : 0u, told_beat_});
+  }
+
+  void rest(bool busy) {
+    if (replies_.spin(kReplySpinUs)) return;
+    resting_.store(!busy, std::memory_order_relaxed);
+    replies_.sleep(busy ? 1 : transport::kHeartbeatMs / 2);
+    resting_.store(false, std::memory_order_relaxed);
+  }
+
+  // The bytes of all transfers up to message `sequence`, which are done.
+  bool sendCopies(uint64_t sequence, std::vector<uint64_t>& batch) {
+    bool any = false;
+    while (true) {
+      CopyOut copy{};
+      {
+        const std::lock_guard held(mutex_);
+        if (copies_.empty() || copies_.front().sequence > sequence) return any;
+        copy = copies_.front();
+        copies_.pop_front();
+      }
+      any = true;
+      batch.insert(batch.end(), {frameWord(kFrameData, 16), copy.bytes});
+      write(batch);
+      down_->write(options_.staging + copy.offset, copy.bytes);
+      const std::lock_guard held(mutex_);
+      out_.release(copy.sequence);
+    }
+  }
+
+  void write(std::vector<uint64_t>& batch) {
+    if (!batch.empty()) down_->write(batch.data(), batch.size() * 8);
+    batch.clear();
+  }
+
+  void sayGoodbye() {
+    const std::string text = goodbye_.substr(0, kGoodbyeBytesMax);
+    std::vector<uint64_t> frame(2 + (text.size() + 7) / 8);
+    frame[0] = frameWord(kFrameGoodbye, static_cast<uint32_t>(frame.size() * 8));
+    frame[1] = text.size();
+    std::copy(text.begin(), text.end(), reinterpret_cast<char*>(frame.data() + 2));
+    write(frame);
+    down_->flush();
+  }
+
+  WorkerLinkOptions options_;
+  std::unique_ptr<Connection> up_, down_;
+  transport::RingProducer requests_;
+  transport::RingConsumer replies_;
+  std::atomic<uint64_t> received_{0};
+  std::atomic<bool> resting_{false}, ended_{false};
+  std::string goodbye_;
+  uint64_t told_ = 0, told_beat_ = 0;  // what the client knows; the sender's alone
+  bool told_failed_ = false;
+  Staging in_{0, kStagingBytes};  // the receiver's alone
+  std::mutex mutex_;
+  Staging out_{kStagingBytes, kStagingBytes};
+  std::deque<CopyOut> copies_;
+};
+
+}  // namespace
+
+uint64_t stagingRegionBytes() {
+  return 2 * kStagingBytes;
+}
+
+void serveLink(WorkerLinkOptions options, std::unique_ptr<Connection> up,
+               std::unique_ptr<Connection> down) {
+  auto* link =
+      new Link(std::move(options), std::move(up), std::move(down));  // for the process's life
+  std::thread([link] {
+    prctl(PR_SET_NAME, "shoal-up");
+    link->receive();
+  }).detach();
+  std::thread([link] {
+    prctl(PR_SET_NAME, "shoal-down");
+    link->send();
+  }).detach();
+}
+
+}  // namespace shoal::network

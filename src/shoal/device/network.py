@@ -1,0 +1,97 @@
+"""A device on another machine: showing lease and certificate at its server's door, and the data
+connections that then carry the op stream.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from dataclasses import dataclass
+
+from shoal import _core
+from shoal.errors import LeaseError, ProtocolError
+from shoal.pool import client, frames, limits, messages, tls
+
+ANSWER_S = 30.0  # a worker is forked before the door answers
+
+
+@dataclass
+class Attached:
+    """A worker elsewhere that has said Welcome."""
+
+    name: str  # of the device
+    host: str
+    port: int
+    server_name: str
+    identity: tls.Identity
+    connection: ssl.SSLSocket  # its end is the end of the session
+    welcome: messages.Welcome
+
+    def open_link(self) -> _core.Link:
+        """The two data connections. The door knows by their first bytes whom they are for."""
+        sockets: list[socket.socket] = []
+        try:
+            for _ in range(2):
+                plain = socket.create_connection((self.host, self.port), limits.HANDSHAKE_S)
+                sockets.append(plain)
+                plain.sendall(messages.DATA_MAGIC + self.welcome.data_id)
+            up, down = (plain.detach() for plain in sockets)
+            return _core.Link(
+                up_fd=up,
+                down_fd=down,
+                key=self.identity.key,
+                certificate=self.identity.certificate,
+                authority=self.identity.authority,
+                server_name=self.server_name,
+                secret=self.welcome.secret,
+            )
+        except (OSError, RuntimeError, ValueError) as error:
+            raise LeaseError(
+                f"device {self.name} cannot be reached: its data connections did not come up: {error}"
+            ) from None
+        finally:
+            for plain in sockets:
+                plain.close()  # nothing, if the link has them
+
+
+def attach(
+    device: messages.GrantedDevice, head: client.Connection, lease: messages.Lease
+) -> Attached:
+    """Starts a worker for the lease on a device elsewhere."""
+    endpoint = device.network
+    name = device.info.name
+    if endpoint is None:
+        raise LeaseError(
+            f"device {name} cannot be reached by network: its pool does not listen. "
+            "Start it with: shoal up --listen ADDRESS"
+        )
+    if not head.url.startswith(client.NETWORK_PREFIX):
+        raise LeaseError(
+            f"device {name} is to be reached by network, which takes the identity of one who joined: "
+            f"use {client.NETWORK_PREFIX}HOST:PORT and not {head.url}"
+        )
+    identity = client.identity_for(head.url)
+    host = endpoint.host or head.host
+    try:
+        connection = client.open_tls(host, endpoint.port, identity, endpoint.server_name, ANSWER_S)
+    except (OSError, ProtocolError) as error:
+        raise LeaseError(f"device {name} cannot be reached: {error}") from None
+    try:
+        connection.settimeout(ANSWER_S)
+        versions = messages.our_versions()
+        request = messages.Attach(
+            versions, device.token, lease.lease, lease.epoch, len(lease.devices)
+        )
+        frames.send(connection, request)
+        welcome, _ = frames.receive(connection)
+        if isinstance(welcome, messages.Refusal):
+            raise LeaseError(f"device {name}: {welcome.reason}")
+        if not isinstance(welcome, messages.Welcome) or not welcome.data_id:
+            raise LeaseError(f"device {name} answered {type(welcome).__name__}")
+    except (OSError, ProtocolError) as error:
+        connection.close()
+        raise LeaseError(f"device {name} cannot be reached: {error}") from None
+    except LeaseError:
+        connection.close()
+        raise
+    return Attached(name, host, endpoint.port, endpoint.server_name, identity, connection, welcome)

@@ -1,0 +1,156 @@
+"""A client trusts no worker: what it says on the data connections is checked, and ends the session."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal import _core
+from shoal.pool import tls
+from shoal.pool.identity import Authority
+from tests.support.data_client import ANSWER
+from tests.support.waiting import wait_until
+
+PROGRESS, DATA, GOODBYE, SYNC = 0x100, 0x101, 0x102, 20
+SECRET = bytes(range(32))
+
+
+def frame(kind: int, *words: int, size: int | None = None) -> bytes:
+    header = (8 * (1 + len(words)) if size is None else size) | kind << 32
+    return struct.pack(f"<{1 + len(words)}Q", header, *words)
+
+
+@pytest.fixture(scope="module")
+def identities(tmp_path_factory: pytest.TempPathFactory) -> tuple[tls.Identity, tls.Identity]:
+    """A node and a client of one pool."""
+    directory = tmp_path_factory.mktemp("authority")
+    authority = Authority.open(directory, "pool")
+    return tuple(  # type: ignore[return-value]
+        authority.own_identity(directory, role, "me", 0.0) for role in ("node", "client")
+    )
+
+
+class FakeWorker:
+    """The far end of a link, in this process: greets as a worker does, and then says anything."""
+
+    def __init__(
+        self, node: tls.Identity, client: tls.Identity, server_name: str = "me.node.shoal"
+    ) -> None:
+        pairs = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+        self.heard: list[bytes] = []
+        self.connections: dict[int, ssl.SSLSocket] = {}
+        context = tls.server_context(node)
+
+        def greet(listener: socket.socket) -> None:
+            plain, _ = listener.accept()
+            with contextlib.suppress(OSError):
+                connection = context.wrap_socket(plain, server_side=True)
+                greeting = connection.recv(40)
+                self.heard.append(greeting)
+                self.connections[struct.unpack_from("<I", greeting, 32)[0]] = connection
+                connection.sendall(ANSWER)
+
+        threads = [threading.Thread(target=greet, args=(pair,)) for pair in pairs]
+        for thread in threads:
+            thread.start()
+        ends = [socket.create_connection(pair.getsockname()).detach() for pair in pairs]
+        try:
+            self.link = _core.Link(
+                up_fd=ends[0],
+                down_fd=ends[1],
+                key=client.key,
+                certificate=client.certificate,
+                authority=client.authority,
+                server_name=server_name,
+                secret=SECRET,
+            )
+        finally:
+            for pair in pairs:
+                pair.close()
+            for thread in threads:
+                thread.join()
+
+    def say(self, what: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self.connections[2].sendall(what)
+
+    def close(self) -> None:
+        self.link.stop()
+        for connection in self.connections.values():
+            connection.close()
+
+
+@contextlib.contextmanager
+def fake(identities: tuple[tls.Identity, tls.Identity]) -> Iterator[FakeWorker]:
+    worker = FakeWorker(*identities)
+    try:
+        yield worker
+    finally:
+        worker.close()
+
+
+def test_a_link_says_its_secret_and_its_purpose(
+    identities: tuple[tls.Identity, tls.Identity],
+) -> None:
+    with fake(identities) as worker:
+        said = sorted(worker.heard)
+        assert said == [SECRET + struct.pack("<II", purpose, 0) for purpose in (1, 2)]
+        assert worker.link.failure() == ""
+        for fd in worker.link.fds():
+            os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (frame(DATA, 4096), "nobody asked for"),
+        (frame(SYNC, 1, size=8), "a frame of 8 bytes"),
+        (frame(SYNC, 1, size=2**31), "bytes"),
+        (frame(SYNC, 1, size=20), "a frame of 20 bytes"),
+        (frame(0x200, 1), "unknown kind"),
+        (frame(PROGRESS, 1), "unknown kind"),
+        (frame(GOODBYE, 2**40, 0), "unknown kind"),
+        (frame(GOODBYE, 4, int.from_bytes(b"full", "little")), "ended the session: full"),
+    ],
+)
+def test_what_a_worker_may_not_say(
+    identities: tuple[tls.Identity, tls.Identity], said: bytes, reason: str
+) -> None:
+    with fake(identities) as worker:
+        worker.say(said)
+        wait_until(lambda: reason in worker.link.failure(), 5, reason)
+
+
+def test_a_worker_that_is_not_who_it_must_be(
+    identities: tuple[tls.Identity, tls.Identity], tmp_path: Path
+) -> None:
+    with pytest.raises(RuntimeError, match="certificate was refused"):
+        FakeWorker(*identities, server_name="other.node.shoal")
+    foreign = Authority.open(tmp_path, "foreign").own_identity(tmp_path, "node", "me", 0.0)
+    with pytest.raises(RuntimeError, match="certificate was refused"):
+        FakeWorker(foreign, identities[1])
+    with pytest.raises(RuntimeError, match="certificate was refused"):
+        FakeWorker(identities[1], identities[1])  # a client's certificate serves nobody
+
+
+def test_any_bytes_of_a_worker(identities: tuple[tls.Identity, tls.Identity]) -> None:
+    @settings(max_examples=25)
+    @given(st.lists(st.binary(max_size=64), max_size=6))
+    def check(parts: list[bytes]) -> None:
+        with fake(identities) as worker:
+            for part in parts:
+                worker.say(part)
+            worker.connections[2].close()
+            wait_until(lambda: worker.link.failure() != "", 5, "the end is noticed")
+
+    check()

@@ -1,0 +1,282 @@
+"""A device that is reached by network: here over loopback, which takes the same way as a cable."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import shoal
+from shoal.pool import messages, tls
+from tests.support import processes, programs
+from tests.support.standing import StandingPool
+from tests.support.waiting import wait_until
+
+MiB = 2**20
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandingPool]:
+    directory = tmp_path_factory.mktemp("elsewhere")
+    devices = ["cpu,memory=512MiB,threads=1,name=left", "cpu,memory=512MiB,threads=1,name=right"]
+    with StandingPool(directory, *devices, listen=True) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def member(pool: StandingPool) -> tls.Identity:
+    return pool.join("member")
+
+
+@pytest.fixture(autouse=True)
+def _as_member(member: tls.Identity, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_IDENTITY", str(member.path))
+
+
+def connect(pool: StandingPool, devices: int = 1) -> shoal.Lease:
+    return shoal.connect(pool.network_url, devices=devices, memory="200MiB", transport="network")
+
+
+def train(device: str, steps: int = 5) -> list[float]:
+    torch.manual_seed(3)
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True).to(device)
+    head = torch.nn.Linear(32, 7).to(device)
+    parameters = [*layer.parameters(), *head.parameters()]
+    optimizer = torch.optim.AdamW(parameters, 1e-2)
+    losses = []
+    for _ in range(steps):
+        x, y = torch.randn(4, 12, 32).to(device), torch.randint(7, (48,)).to(device)
+        loss = torch.nn.functional.cross_entropy(head(layer(x)).flatten(0, 1), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_a_training_is_the_local_one(pool: StandingPool) -> None:
+    with connect(pool):
+        assert train("shoal") == pytest.approx(train("cpu"), rel=1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 1024, 1025, MiB // 4, MiB // 4 + 1, 5 * MiB + 3])
+def test_every_size_goes_there_and_back(pool: StandingPool, count: int) -> None:
+    """Inline, one piece, several; pageable and pinned; staged and straight from the tensor."""
+    source = torch.arange(count, dtype=torch.int32)
+    with connect(pool):
+        remote = source.to("shoal")
+        source += 1  # it was sent, or copied, before the call returned
+        assert torch.equal(remote.cpu() + 1, source)
+        pinned = source.pin_memory()
+        back = torch.empty_like(source).pin_memory()
+        back.copy_(pinned.to("shoal", non_blocking=True), non_blocking=True)
+        again = back.to("shoal", non_blocking=True)  # in the stream's order: behind its arrival
+        assert torch.equal(again.cpu(), source)
+
+
+def test_a_program_with_several_threads(pool: StandingPool) -> None:
+    """Downloads of one thread and scalars of another share the connections."""
+    with connect(pool):
+        big = torch.arange(4 * MiB, device="shoal")
+        wrong: list[str] = []
+
+        def download() -> None:
+            for _ in range(5):
+                if big.cpu()[-1] != 4 * MiB - 1:
+                    wrong.append("download")
+
+        def scalars() -> None:
+            x = torch.ones((), device="shoal")
+            for i in range(50):
+                if (x + i).item() != i + 1:
+                    wrong.append("scalar")
+
+        threads = [threading.Thread(target=run) for run in (download, scalars, scalars)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+
+
+def test_errors_come_with_the_operator(pool: StandingPool) -> None:
+    with connect(pool):
+        index = torch.tensor([9], device="shoal")
+        torch.ones(3, device="shoal")[index]
+        with pytest.raises(IndexError, match="index"):
+            torch.shoal.synchronize()
+        assert torch.ones(3, device="shoal").sum().item() == 3
+
+
+def test_two_devices_copy_from_one_another(pool: StandingPool) -> None:
+    """Worker to worker through their doors, and a value that is overwritten while it is read."""
+    with connect(pool, devices=2):
+        x = torch.arange(3 * MiB)
+        on_left = x.to("shoal:1")
+        for i in range(10):
+            on_right = on_left.to("shoal:2")
+            on_left += 1
+            assert torch.equal(on_right.cpu(), x + i)
+        assert train("shoal:2") == pytest.approx(train("cpu"), rel=1e-5)
+
+
+@pytest.mark.parametrize("layout", [{"groups": 2}, {"groups": 1, "devices": 2}])
+def test_worker_groups_train_on_devices_elsewhere(
+    pool: StandingPool, layout: dict[str, int]
+) -> None:
+    """Gradients and activations cross; processes elsewhere cannot be looked at, and need not be."""
+    import shoal.train
+    from tests.train.models import KINDS, adamw, made
+
+    def losses() -> list[float]:
+        model = made("gpt")
+        with shoal.train.worker_groups(**layout) as groups:
+            with shoal.train.Trainer(
+                model, KINDS["gpt"][1], adamw(model), groups, micro_batches=2, balance=False
+            ) as trainer:
+                return [trainer.step(KINDS["gpt"][2](step, 8)).loss for step in range(3)]
+
+    with connect(pool, devices=2):
+        by_network = losses()
+    with shoal.connect(pool.url, devices=2, memory="200MiB"):
+        assert losses() == by_network
+
+
+def test_a_lease_of_one_device_here_and_one_elsewhere(
+    pool: StandingPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shoal.device import session
+
+    reach = session._reach
+
+    def only_left(device: messages.GrantedDevice) -> object:
+        return reach(device) if device.info.name == "left" else None
+
+    monkeypatch.setattr(session, "_reach", only_left)
+    with shoal.connect(pool.network_url, devices=2, memory="200MiB") as lease:
+        assert {d.info.name for d in lease.granted} == {"left", "right"}
+        x = torch.randn(MiB)
+        for there, here in (("shoal:1", "shoal:2"), ("shoal:2", "shoal:1")):
+            assert torch.equal(x.to(there).to(here).cpu(), x)
+
+
+def test_what_must_be_said_to_reach_a_device_by_network(pool: StandingPool) -> None:
+    with pytest.raises(ValueError, match="transport is one of auto, network"):
+        shoal.connect(transport="pigeon")  # type: ignore[arg-type]
+    with pytest.raises(shoal.LeaseError, match="identity of one who joined"):
+        shoal.connect(pool.url, transport="network")
+    with (
+        shoal.up(["cpu,memory=16MiB"]) as closed,
+        pytest.raises(shoal.LeaseError, match="shoal up --listen"),
+    ):
+        shoal.connect(closed.url, transport="network")
+
+
+# --- ends --------------------------------
+
+HOLDER = """
+    import sys, torch, shoal
+    lease = shoal.connect(sys.argv[1], memory="64MiB", transport="network")
+    x = torch.ones(1000, device="shoal")
+    print(lease.worker_pids[0], flush=True)
+    while True:
+        x.add_(1).sum().item()
+"""
+
+
+def holder(pool: StandingPool, member: tls.Identity) -> tuple[subprocess.Popen[str], int]:
+    program = programs.start(HOLDER, pool.network_url, SHOAL_IDENTITY=str(member.path))
+    assert program.stdout is not None
+    line = program.stdout.readline()
+    assert line, program.communicate()[1]
+    return program, int(line)
+
+
+def test_a_killed_client_leaves_no_worker(pool: StandingPool, member: tls.Identity) -> None:
+    program, worker = holder(pool, member)
+    program.kill()
+    wait_until(lambda: not processes.alive(worker), 2, "the worker has ended")
+    program.communicate()
+
+
+@pytest.mark.parametrize("victim", ["worker", "server"])
+def test_a_killed_worker_is_a_lost_device(
+    pool: StandingPool, member: tls.Identity, victim: str
+) -> None:
+    program, worker = holder(pool, member)
+    os.kill(worker if victim == "worker" else processes.parent(worker), signal.SIGKILL)
+    _, err = program.communicate(timeout=5)
+    assert "DeviceLostError" in err
+    pool.until_whole(2)
+
+
+def test_a_peer_that_is_lost_is_named(pool: StandingPool) -> None:
+    """Its reader does not wait for ever, and says who is gone."""
+    with connect(pool, devices=2) as lease:
+        x = torch.ones(MiB, device="shoal:1")
+        torch.shoal.synchronize()
+        os.kill(lease.worker_pids[0], signal.SIGSTOP)
+        try:
+            y = torch.ones(1, device="shoal:2")
+            with pytest.raises(shoal.DeviceLostError, match="lost"):
+                (x.to("shoal:2")[0] + y).item()
+        finally:
+            os.kill(lease.worker_pids[0], signal.SIGKILL)
+    pool.until_whole(2)
+
+
+def test_a_revoked_client_is_out(pool: StandingPool) -> None:
+    eve = pool.join("eve")
+    program, worker = holder(pool, eve)
+    pool.ask(messages.RevokeClient(eve.name))
+    wait_until(lambda: not processes.alive(worker), 2, "the worker has ended")
+    _, err = program.communicate(timeout=5)
+    assert "DeviceLostError" in err
+
+
+def test_a_forked_child_leaves_the_session_alone(pool: StandingPool) -> None:
+    with connect(pool):
+        x = torch.ones(3, device="shoal")
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert x.sum().item() == 3
+
+
+def test_a_closed_lease_leaves_nothing(pool: StandingPool) -> None:
+    def shared() -> list[str]:
+        links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+        found = [os.readlink(link) for link in links if os.path.lexists(link)]
+        return sorted(name for name in found if "memfd:shoal" in name or "socket" in name)
+
+    before = shared()
+    for _ in range(3):
+        lease = connect(pool)
+        worker = lease.worker_pids[0]
+        torch.ones(3, device="shoal").sum().item()
+        lease.close()
+        wait_until(lambda w=worker: not processes.alive(w), 2, "the worker has ended")  # type: ignore[misc]
+    assert len(shared()) <= len(before), (before, shared())
+    names = [p.read_text() for p in Path("/proc/self/task").glob("*/comm")]
+    assert not [n for n in names if n.startswith(("shoal-up", "shoal-down"))]
+
+
+@pytest.mark.slow
+def test_the_device_tests_pass_over_the_network() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "tests/device"],
+        cwd=programs.ROOT,
+        env=programs.environment(TRANSPORT="network"),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]

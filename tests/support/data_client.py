@@ -1,0 +1,88 @@
+"""A client of a device elsewhere that says on its data connections whatever a test wants."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import struct
+from types import TracebackType
+
+from shoal import _core  # noqa: F401  (the core first: it sets up torch)
+from shoal.device import network
+from shoal.pool import client, messages, tls
+
+PURPOSES = {"up": 1, "down": 2, "read": 3, "progress": 4}
+ANSWER = b"SHOALOK\n"
+KIND = {"call": 2, "adopt": 6, "copy_in": 8, "copy_out": 9, "sync": 20}
+
+
+def message(kind: int, *words: int, data: bytes = b"") -> bytes:
+    """A message of the op stream, and bytes behind it."""
+    header = 8 * (1 + len(words)) | kind << 32
+    return struct.pack(f"<{1 + len(words)}Q", header, *words) + data
+
+
+class DataClient:
+    """A lease and a worker for it; the data connections are the test's to open."""
+
+    def __init__(self, identity: tls.Identity) -> None:
+        self.identity = identity
+        self.head, lease = client.ask(identity.url, messages.AskLease(1, 16 << 20, []))
+        assert isinstance(lease, messages.Lease)
+        self.lease = lease
+        self.session = lease.devices[0].session
+        self.attached = network.attach(lease.devices[0], self.head, lease)
+        self.worker_pid = self.attached.welcome.worker_pid
+
+    def dial(self, data_id: bytes | None = None) -> socket.socket:
+        """A connection that has said whom it is for."""
+        plain = socket.create_connection((self.attached.host, self.attached.port), 10)
+        named = self.attached.welcome.data_id if data_id is None else data_id
+        plain.sendall(messages.DATA_MAGIC + named)
+        return plain
+
+    def open(
+        self,
+        purpose: str | int,
+        *,
+        secret: bytes | None = None,
+        identity: tls.Identity | None = None,
+    ) -> ssl.SSLSocket:
+        """A connection that has said its greeting."""
+        context = tls.client_context(identity or self.identity)
+        connection = context.wrap_socket(self.dial(), server_hostname=self.attached.server_name)
+        shown = self.attached.welcome.secret if secret is None else secret
+        number = PURPOSES[purpose] if isinstance(purpose, str) else purpose
+        connection.sendall(shown + struct.pack("<II", number, 0))
+        return connection
+
+    def both(self) -> tuple[ssl.SSLSocket, ssl.SSLSocket]:
+        """Up and down, as a good client opens them."""
+        up, down = self.open("up"), self.open("down")
+        assert up.recv(8) == down.recv(8) == ANSWER
+        return up, down
+
+    def __enter__(self) -> DataClient:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.attached.connection.close()
+        with contextlib.suppress(Exception):
+            self.head.ask(messages.Release(), 10)
+        self.head.close()
+
+
+def until_end(connection: socket.socket) -> bytes:
+    """Everything that still comes before the other side closes."""
+    connection.settimeout(10)
+    heard = b""
+    with contextlib.suppress(ConnectionError, ssl.SSLError):
+        while more := connection.recv(65536):
+            heard += more
+    return heard
