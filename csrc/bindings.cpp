@@ -29,7 +29,8 @@ PyObject* g_peer_lost = nullptr;
 
 struct DeviceLostError : torch::PyTorchError {
   DeviceLostError(const std::string& text, client::Lost lost)
-      : torch::PyTorchError(text), type(lost == client::Lost::kPeer ? g_peer_lost : g_device_lost) {}
+      : torch::PyTorchError(text),
+        type(lost == client::Lost::kPeer ? g_peer_lost : g_device_lost) {}
   PyObject* python_type() override { return type; }
   PyObject* type;
 };
@@ -49,22 +50,22 @@ std::array<unsigned char, count> exactly(const py::bytes& given) {
 
 void bindClient(py::module_& m) {
   using client::Devices;
-  m.def("register_device", [](py::object device_lost, py::object peer_lost,
-                              std::vector<std::string> internal) {
-    g_device_lost = device_lost.release().ptr();
-    g_peer_lost = peer_lost.release().ptr();
-    setInternalDirectories(std::move(internal));
-    client::lineHooks() = {&currentPythonLine, &describePythonLine, &throwDeviceLost};
-    client::registerHooks();
-    // Exceptions that leave our own functions; torch translates those that leave its own.
-    py::register_exception_translator([](std::exception_ptr error) {
-      try {
-        if (error) std::rethrow_exception(error);
-      } catch (DeviceLostError& lost) {
-        PyErr_SetString(lost.type, lost.what());
-      }
-    });
-  });
+  m.def("register_device",
+        [](py::object device_lost, py::object peer_lost, std::vector<std::string> internal) {
+          g_device_lost = device_lost.release().ptr();
+          g_peer_lost = peer_lost.release().ptr();
+          setInternalDirectories(std::move(internal));
+          client::lineHooks() = {&currentPythonLine, &describePythonLine, &throwDeviceLost};
+          client::registerHooks();
+          // Exceptions that leave our own functions; torch translates those that leave its own.
+          py::register_exception_translator([](std::exception_ptr error) {
+            try {
+              if (error) std::rethrow_exception(error);
+            } catch (DeviceLostError& lost) {
+              PyErr_SetString(lost.type, lost.what());
+            }
+          });
+        });
   m.def("register_kernels", [] {
     static std::once_flag once;
     std::call_once(once, [] {
@@ -168,9 +169,8 @@ void bindStatistics(py::module_& m) {
   m.def("segments", [] {
     py::list entries;
     for (const auto& e : Devices::get().session().map()) {
-      entries.append(
-          py::make_tuple(e.address, e.bytes, e.bound, e.valid, e.resident, e.home, e.pinned,
-                                    e.part_of));
+      entries.append(py::make_tuple(e.address, e.bytes, e.bound, e.valid, e.resident, e.home,
+                                    e.pinned, e.part_of));
     }
     return entries;
   });
