@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 
 import shoal
 from shoal.device import session
-from tests.support import processes
+from tests.support import processes, programs
 from tests.support.partner import Partner, PartnerError
 from tests.support.waiting import wait_until
 
@@ -48,8 +49,8 @@ def lease(pool: shoal.Pool, partner: Partner) -> Iterator[shoal.Lease]:
         partner("t = None")
         assert partner('torch.ones(3, device="shoal").sum().item()') == 3
         gc.collect()
-        for part in list(session_parts(made)):
-            shoal.unshare(part)
+        for shared in session_parts(made) if made.active else ():
+            shoal.unshare(shared)
         wait_until(lambda: not shoal.shares(), 5, "nothing is shared any more")
     wait_until(lambda: not shared_files(pool), 5, "no memory is left")
 
@@ -376,6 +377,12 @@ def test_a_program_without_a_lease_gets_one(pool: shoal.Pool) -> None:
     with Partner() as stranger:  # no SHOAL_POOL: the handle says where
         assert stranger(f"shoal.open({str(handle)!r}).tolist()") == [2.5] * 4
         assert stranger("session.current().url") == pool.url
+
+
+def test_the_example_of_the_docs_runs() -> None:
+    text = (programs.ROOT / "docs" / "memory.md").read_text()
+    (example,) = [e for e in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "READER" in e]
+    assert programs.succeed(example).split() == ["64000.0"]
 
 
 def test_no_room_is_an_error_that_leaves_all_well(pool: shoal.Pool, partner: Partner) -> None:

@@ -89,10 +89,7 @@ class ShareServer:
         self._listener.bind(address)
         self._listener.listen(64)
         self._listener.setblocking(False)
-        # Each share and each participant is a descriptor.
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        _allow_descriptors()
 
     def start(self) -> None:
         """Answers from now on, in the running event loop."""
@@ -276,6 +273,14 @@ class ShareServer:
             self._hang_up(kept, number)
         kept.control.close()
         os.close(kept.memory_fd)
+
+
+def _allow_descriptors() -> None:
+    """Each share and each participant is a descriptor: more than a program usually may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def check_memory(fd: int, size: int, size_max: int) -> None:

@@ -35,6 +35,8 @@ def values(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
             return st.text(max_size=min(30, kind.max_length or 30))
         case msgspec.inspect.BoolType():
             return st.booleans()
+        case msgspec.inspect.LiteralType():
+            return st.sampled_from(kind.values)
         case msgspec.inspect.NoneType():
             return st.none()
         case msgspec.inspect.ListType():
