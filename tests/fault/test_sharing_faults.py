@@ -142,9 +142,7 @@ def test_a_node_that_is_killed(tmp_path: Path) -> None:
 # --- other owners --------------------------------
 
 
-def test_a_handle_is_useless_to_another_client(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_handle_is_useless_to_another_client(tmp_path: Path) -> None:
     with StandingPool(tmp_path, "cpu,memory=128MiB,threads=1", listen=True) as standing:
         ana, bob = standing.join("ana"), standing.join("bob")
 
@@ -160,9 +158,9 @@ def test_a_handle_is_useless_to_another_client(
                 thief(f"shoal.open({handle!r})")
             assert thief("shoal.shares()") == []
             assert len(friend("shoal.shares()")) == 1
-            revoked = standing.run("revoke", ana.name)
-            assert revoked.code == 0, revoked.err
-            # Both of her programs are out; nothing of what they shared is left.
+            standing.ask(messages.RevokeClient(ana.name))
+            with pytest.raises(PartnerError, match="DeviceLostError"):
+                friend("torch.ones(3, device='shoal').sum().item()")  # both of her programs are out
             assert thief("torch.ones(3, device='shoal').sum().item()") == 3
 
 
@@ -293,7 +291,7 @@ def test_a_worker_checks_what_is_passed_to_it(pool: shoal.Pool) -> None:
             (message(SHARE, at, 4096, 1, READ, 0), None),  # nobody
             (message(SHARE, at, 4096, 1), None),
             (message(SHARE, at, 4096, 1, READ, 1, 5), None),
-            (message(SHARE, at + 64, 64, 2, READ, 1), RawShare().fds()),  # a part of a segment
+            (message(SHARE, at + 64, 64, 2, READ, 1), swapped.fds()),  # a part of a segment
             (message(SHARE, client.address(2), 4096, 2, READ, 1), None),  # no segment
             (message(SHARE, at, 4096, 3, READ, 1), loose.fds()),
             (message(OPEN, client.address(3), 8192, 4, EXCLUSIVE, 2), small.fds()),
@@ -310,7 +308,7 @@ def test_a_worker_checks_what_is_passed_to_it(pool: shoal.Pool) -> None:
             if fds is not None:
                 pass_on(client, words[3], fds)
             error, _ = client.outcome(words)
-            assert error in (Error.PROTOCOL, Error.OUT_OF_MEMORY), words
+            assert error in (Error.PROTOCOL, Error.OUT_OF_MEMORY, Error.RUNTIME), words
         pass_on(client, 20, good.fds())
         assert client.outcome(message(SHARE, at, 4096, 20, EXCLUSIVE, 1))[0] == Error.NONE
         assert client.outcome(message(Kind.WRITE, at, 8, 4))[0] == 12  # it does not hold it

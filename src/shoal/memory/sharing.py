@@ -257,7 +257,8 @@ def _release(part: _Part) -> None:
     try:
         _core.synchronize(0)
     finally:
-        _ask(part.address, messages.ShareRelease(part.name.share, part.key), messages.Done)
+        with suppress(ShareError):  # what was taken back needs no release; the next use says so
+            _ask(part.address, messages.ShareRelease(part.name.share, part.key), messages.Done)
 
 
 # --- to look at ------------------------------------------------------------------------------------
