@@ -13,6 +13,7 @@
 #include "client/hooks.h"
 #include "client/host_memory.h"
 #include "client/kernels.h"
+#include "client/tensor.h"
 #include "network/arrivals.h"
 #include "network/client_link.h"
 #include "python_line.h"
@@ -24,19 +25,29 @@ namespace py = pybind11;
 namespace shoal {
 namespace {
 
-PyObject* g_device_lost = nullptr;
-PyObject* g_peer_lost = nullptr;
+// Shoal's own error types, which Python defines.
+struct ErrorTypes {
+  PyObject* device_lost = nullptr;
+  PyObject* peer_lost = nullptr;
+  PyObject* share = nullptr;
+  PyObject* share_revoked = nullptr;
+};
+ErrorTypes g_errors;
 
-struct DeviceLostError : torch::PyTorchError {
-  DeviceLostError(const std::string& text, client::Lost lost)
-      : torch::PyTorchError(text),
-        type(lost == client::Lost::kPeer ? g_peer_lost : g_device_lost) {}
+struct NamedError : torch::PyTorchError {
+  NamedError(const std::string& text, PyObject* type) : torch::PyTorchError(text), type(type) {}
   PyObject* python_type() override { return type; }
   PyObject* type;
 };
 
 void throwDeviceLost(const std::string& text, client::Lost lost) {
-  if (g_device_lost != nullptr) throw DeviceLostError(text, lost);
+  PyObject* type = lost == client::Lost::kPeer ? g_errors.peer_lost : g_errors.device_lost;
+  if (type != nullptr) throw NamedError(text, type);
+}
+
+void throwShareError(const std::string& text, bool revoked) {
+  PyObject* type = revoked ? g_errors.share_revoked : g_errors.share;
+  if (type != nullptr) throw NamedError(text, type);
 }
 
 template <size_t count>
@@ -50,22 +61,23 @@ std::array<unsigned char, count> exactly(const py::bytes& given) {
 
 void bindClient(py::module_& m) {
   using client::Devices;
-  m.def("register_device",
-        [](py::object device_lost, py::object peer_lost, std::vector<std::string> internal) {
-          g_device_lost = device_lost.release().ptr();
-          g_peer_lost = peer_lost.release().ptr();
-          setInternalDirectories(std::move(internal));
-          client::lineHooks() = {&currentPythonLine, &describePythonLine, &throwDeviceLost};
-          client::registerHooks();
-          // Exceptions that leave our own functions; torch translates those that leave its own.
-          py::register_exception_translator([](std::exception_ptr error) {
-            try {
-              if (error) std::rethrow_exception(error);
-            } catch (DeviceLostError& lost) {
-              PyErr_SetString(lost.type, lost.what());
-            }
-          });
-        });
+  m.def("register_device", [](py::object device_lost, py::object peer_lost, py::object share,
+                              py::object share_revoked, std::vector<std::string> internal) {
+    g_errors = {device_lost.release().ptr(), peer_lost.release().ptr(), share.release().ptr(),
+                share_revoked.release().ptr()};
+    setInternalDirectories(std::move(internal));
+    client::lineHooks() = {&currentPythonLine, &describePythonLine, &throwDeviceLost,
+                           &throwShareError};
+    client::registerHooks();
+    // Exceptions that leave our own functions; torch translates those that leave its own.
+    py::register_exception_translator([](std::exception_ptr error) {
+      try {
+        if (error) std::rethrow_exception(error);
+      } catch (NamedError& named) {
+        PyErr_SetString(named.type, named.what());
+      }
+    });
+  });
   m.def("register_kernels", [] {
     static std::once_flag once;
     std::call_once(once, [] {
@@ -148,6 +160,44 @@ void bindClient(py::module_& m) {
   m.def("set_blocking", &client::setBlocking);
   m.def("set_whole_rnn", &client::setWholeRnn);
   m.def("whole_rnn", &client::wholeRnn);
+}
+
+void bindSharing(py::module_& m) {
+  using client::Devices;
+  py::class_<client::SharedDescriptors>(m, "SharedMemory", "What makes a memory shared.")
+      .def(py::init([](int memory, int control, int line, uint64_t participant) {
+             return client::SharedDescriptors{memory, control, line, participant};
+           }),
+           py::kw_only(), py::arg("memory"), py::arg("control"), py::arg("line"),
+           py::arg("participant"));
+  const auto modeOf = [](bool exclusive) {
+    return exclusive ? wire::ShareMode::kExclusive : wire::ShareMode::kRead;
+  };
+  m.def(
+      "share",
+      [modeOf](const at::Tensor& tensor, size_t member, const client::SharedDescriptors& fds,
+               bool exclusive) {
+        client::sessionOf(tensor).share(client::baseOf(tensor), member, fds, modeOf(exclusive));
+      },
+      py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "open_shared",
+      [modeOf](uint64_t bytes, size_t member, const client::SharedDescriptors& fds, bool exclusive,
+               at::ScalarType dtype, std::vector<int64_t> sizes, std::vector<int64_t> strides,
+               int64_t offset) {
+        const wire::Address address =
+            Devices::get().session().openShared(bytes, member, fds, modeOf(exclusive));
+        return client::makeView(address, bytes, dtype, sizes, strides, offset);
+      },
+      py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "unshare",
+      [](const at::Tensor& tensor) { client::sessionOf(tensor).unshare(client::baseOf(tensor)); },
+      py::call_guard<py::gil_scoped_release>());
+  m.def("is_shared", [](const at::Tensor& tensor) {
+    const wire::Address base = client::baseOf(tensor);
+    return base != 0 && client::sessionOf(tensor).isShared(base);
+  });
 }
 
 void bindStatistics(py::module_& m) {
@@ -295,6 +345,7 @@ PYBIND11_MODULE(_core, m) {
   m.attr("SESSIONS_MAX") = shoal::wire::kSessionsMax;
   m.attr("DEVICES_MAX") = static_cast<int>(shoal::client::kDevicesMax);
   shoal::bindClient(m);
+  shoal::bindSharing(m);
   shoal::bindStatistics(m);
   shoal::bindWorker(m);
 }

@@ -26,6 +26,9 @@ void raiseError(wire::ErrorKind kind, const std::string& text) {
       TORCH_CHECK_LINALG(false, text);
     case ErrorKind::kPeerLost:
       raiseDeviceLost(text, Lost::kPeer);
+    case ErrorKind::kShareRefused:
+    case ErrorKind::kShareRevoked:
+      raiseShareError(text, kind == ErrorKind::kShareRevoked);
     default:
       TORCH_CHECK(false, text);
   }
@@ -34,6 +37,12 @@ void raiseError(wire::ErrorKind kind, const std::string& text) {
 
 void raiseDeviceLost(const std::string& text, Lost lost) {
   if (lineHooks().device_lost != nullptr) lineHooks().device_lost(text, lost);
+  TORCH_CHECK(false, text);
+  __builtin_unreachable();
+}
+
+void raiseShareError(const std::string& text, bool revoked) {
+  if (lineHooks().share_error != nullptr) lineHooks().share_error(text, revoked);
   TORCH_CHECK(false, text);
   __builtin_unreachable();
 }

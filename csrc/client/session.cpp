@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "client/devices.h"
+#include "client/errors.h"
 #include "client/host_memory.h"
 
 namespace shoal::client {
@@ -174,14 +175,17 @@ Stream& Session::place(c10::ArrayRef<SegmentUse> uses, c10::DeviceIndex index, u
   ++calls_;
   uint64_t largest = 0;
   size_t preferred = 0;
+  int shared = -1;
   for (const SegmentUse& use : uses) {
     Segment& segment = at(use.base);
     segment.used_at = calls_;
+    if (segment.shared) shared = segment.home;
     if (segment.home >= 0 && segment.bytes > largest) {
       largest = segment.bytes;
       preferred = static_cast<size_t>(segment.home);
     }
   }
+  if (shared >= 0) return *members_[static_cast<size_t>(shared)];
   Stream* best = nullptr;
   uint64_t least = UINT64_MAX;
   for (size_t i = 0; i <= size(); ++i) {  // the preferred one first: it wins where all are equal
@@ -228,7 +232,7 @@ void Session::makeRoom(Stream& member, c10::ArrayRef<SegmentUse> uses, uint64_t 
   for (const uint32_t slot : leastUsed(member)) {
     if (roomOf(member) >= goal) return;
     Segment& segment = segments_[slot];
-    if (segment.pinned >= 0) continue;
+    if (segment.pinned >= 0 || segment.shared) continue;
     const Address base = wire::makeAddress(number_, slot);
     Stream* peer = emptiest(member, segment.bytes);
     if (peer == nullptr && !asked) {
@@ -285,6 +289,10 @@ void Session::moveHome(Segment& segment, Stream& member) {
 void Session::bringFrom(Address base, Segment& segment, Stream& member, const Lock& held) {
   TORCH_CHECK(segment.live,
               "shoal: an operator needs a tensor whole that is larger than any device");
+  if (segment.shared) {
+    raiseShareError("a shared tensor is used on shoal:" + std::to_string(segment.home + 1) +
+                    " only. Make a copy for the other device: tensor.clone().to(device)");
+  }
   if (segment.bound == 0) {
     const uint64_t sequence = member.post(Kind::kAllocate, {base, segment.bytes}, held);
     made(base, member, sequence, held);
@@ -470,6 +478,7 @@ std::vector<Session::Entry> Session::map() {
                             : (segment.bound & member->bit()) != 0;
       if (here) resident |= member->bit();
     }
+    if (segment.shared) resident |= segment.bound;  // it never leaves
     entries.push_back({wire::makeAddress(number_, slot), segment.bytes, segment.bound,
                        segment.valid, resident, segment.home, segment.pinned, segment.part_of});
   }

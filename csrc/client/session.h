@@ -45,6 +45,12 @@ struct SegmentUse {
   bool writes;
 };
 
+// What makes a shared memory (csrc/worker/shared_block.h). The session passes it on to a worker.
+struct SharedDescriptors {
+  int memory = -1, control = -1, line = -1;
+  uint64_t participant = 0;  // this session's number among those that share
+};
+
 // A piece of a segment that is larger than any device: an ordinary segment of its own.
 struct Extent {
   wire::Address base;
@@ -135,6 +141,16 @@ class Session {
   // Gives back a host block once `member` is past `sequence`.
   void releaseHostAfter(uint64_t host_offset, Stream& member, uint64_t sequence);
 
+  // --- memory shared with other sessions (sharing.cpp). Raise shoal.ShareError.
+  // Moves the segment, and all that is in it, to the memory behind `fds` on `member`, its only copy.
+  void share(wire::Address base, size_t member, const SharedDescriptors& fds, wire::ShareMode mode);
+  // A new segment of the whole lease in memory that another session shares.
+  wire::Address openShared(uint64_t bytes, size_t member, const SharedDescriptors& fds,
+                           wire::ShareMode mode);
+  // Moves a shared segment back to memory of its own.
+  void unshare(wire::Address base);
+  bool isShared(wire::Address base);
+
   // --- state
   // Waits (without the lock) until the device's members have taken most of what was sent.
   void awaitRoom(c10::DeviceIndex index) {
@@ -200,6 +216,7 @@ class Session {
     int8_t home = -1;          // the member that wrote it last
     int8_t pinned = -1;        // the member whose device it belongs to; -1: the whole lease's
     bool live = false;
+    bool shared = false;  // in memory that other sessions have too: on its home, and only there
     wire::Address part_of = 0;
   };
   struct HostRelease {
@@ -265,6 +282,7 @@ class Session {
   std::vector<uint32_t> free_slots_;
   std::map<uint64_t, std::vector<uint32_t>> free_runs_;  // of segments of several slots, by count
   uint32_t next_slot_ = 1;
+  uint64_t shared_number_ = 0;  // of the shared memory that was passed last
   uint64_t calls_ = 0;  // the clock of `used_at`
   std::atomic<uint64_t> live_segments_{0};
   MemoryUse memory_;

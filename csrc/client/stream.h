@@ -107,6 +107,8 @@ class Stream {
   void checkSometimes() {
     if (transport::nowNs() - checked_ns_.load(std::memory_order_relaxed) > kCheckNs) checkAlive();
   }
+  // Passes descriptors of shared memory to the worker, under a number that a message then names.
+  void passShared(uint64_t number, int memory, int control, int line);
   uint64_t lastSequence() const { return sequence_; }
   Traffic& traffic(const Lock&) { return traffic_; }
 

@@ -113,6 +113,16 @@ at::Tensor makeTensor(wire::Address address, const OutputMeta& meta, c10::Device
   return tensor;
 }
 
+at::Tensor makeView(wire::Address address, uint64_t bytes, c10::ScalarType dtype,
+                    at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset) {
+  const c10::Device device(c10::DeviceType::PrivateUse1, 0);
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      makeStorage(address, bytes, device), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+      c10::scalarTypeToTypeMeta(dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
+  return tensor;
+}
+
 void resizeStorage(const c10::Storage& storage, uint64_t bytes) {
   auto* impl = storage.unsafeGetStorageImpl();
   const auto old = reinterpret_cast<wire::Address>(impl->mutable_data());

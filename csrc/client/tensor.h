@@ -28,6 +28,9 @@ Session& sessionOf(const at::Tensor& tensor);
 // A storage for an address that was minted for `bytes`; frees it in the end.
 c10::Storage makeStorage(wire::Address address, uint64_t bytes, c10::Device device);
 at::Tensor makeTensor(wire::Address address, const OutputMeta& meta, c10::Device device);
+// A tensor of the whole lease on a segment of its own, laid out as given.
+at::Tensor makeView(wire::Address address, uint64_t bytes, c10::ScalarType dtype,
+                    at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset);
 
 // Replaces a storage's memory by `bytes` at a new address, keeping the old bytes that fit.
 void resizeStorage(const c10::Storage& storage, uint64_t bytes);

@@ -181,7 +181,8 @@ void Session::uploadStaged(Address base, uint64_t offset, uint64_t block, uint64
     Segment& segment = at(base);
     member->traffic(held).bytes_in += bytes;
     member->traffic(held).bytes_copied += bytes;
-    if (member->arena().data() != nullptr && offset == 0 && bytes == segment.bytes) {
+    if (member->arena().data() != nullptr && offset == 0 && bytes == segment.bytes &&
+        !segment.shared) {
       return adopt(base, segment, *member, block, held);
     }
     bring(base, *member, held);

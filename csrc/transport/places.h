@@ -46,6 +46,12 @@ class Places {
     note.place.store(word(slot), std::memory_order_relaxed);
     note.sequence.store(sequence, std::memory_order_release);
   }
+  // The same for a copy in the arena that was made for this export alone.
+  void noteAt(uint64_t sequence, uint64_t offset) {
+    ExportNote& note = notes_[sequence % kExportNotes];
+    note.place.store(offset + 1, std::memory_order_relaxed);
+    note.sequence.store(sequence, std::memory_order_release);
+  }
   // Where the segment of an export was; 0 if there is no such note.
   uint64_t noted(uint64_t sequence) const {
     const ExportNote& note = notes_[sequence % kExportNotes];

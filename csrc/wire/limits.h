@@ -8,7 +8,7 @@
 namespace shoal::wire {
 
 // Changes whenever the meaning of any message changes. Both sides name it in the handshake.
-inline constexpr uint32_t kProtocolVersion = 2;
+inline constexpr uint32_t kProtocolVersion = 3;
 
 inline constexpr size_t kRingBytes = size_t{1} << 20;  // op stream, client to worker
 inline constexpr size_t kMessageBytesMax = size_t{1}
@@ -27,6 +27,8 @@ inline constexpr size_t kPreparedMax = 1 << 15;               // prepared calls 
 inline constexpr size_t kPreparedWordsMax = size_t{1} << 22;  // of all their templates together
 inline constexpr size_t kGeneratorsMax = 4096;
 inline constexpr size_t kEventsMax = 1 << 16;
+inline constexpr size_t kSharedArrivingMax = 64;  // shared memories that came and were not used yet
+inline constexpr size_t kSharedMax = 1024;        // segments of a session in shared memories
 inline constexpr size_t kGraphsMax = 1 << 16;  // recorded graphs awaiting backward
 
 }  // namespace shoal::wire

@@ -41,7 +41,12 @@ enum class Kind : uint16_t {
   kFetch = 27,  // destination, source, bytes, peer, sequence there of the value, and of its kExport
   kGeneratorSave = 28,  // generator, address: its state becomes a segment
   kGeneratorLoad = 29,  // generator, address
-  kLast = kGeneratorLoad,
+  // A shared memory that was passed (transport/shared_passing.h) becomes the segment: with its
+  // bytes, or, for kOpen, with those that it has. Number of the passing, ShareMode, participant.
+  kShare = 30,    // address, bytes, number, mode, participant -> nothing
+  kOpen = 31,     // address, bytes, number, mode, participant -> nothing
+  kUnshare = 32,  // address: the segment moves back to memory of this session alone -> nothing
+  kLast = kUnshare,
 };
 
 // Flags of kCall.
@@ -57,6 +62,12 @@ inline constexpr uint64_t kFirstUserGenerator = 2;
 // A saved generator is a segment of this size: bytes of the state, then the state.
 inline constexpr uint64_t kGeneratorBytes = 8192;
 
+// What the sessions that share a segment may do with it.
+enum class ShareMode : uint64_t {
+  kRead = 0,       // all read, nobody writes
+  kExclusive = 1,  // one at a time reads and writes
+};
+
 enum class ErrorKind : uint16_t {
   kNone = 0,
   kRuntime = 1,
@@ -70,6 +81,8 @@ enum class ErrorKind : uint16_t {
   kPoisoned = 9,     // the value was to be made by a call that failed before
   kPeerFailed = 10,  // the value was to come from another device of the lease, where it failed
   kPeerLost = 11,  // another device of the lease gave no sign of life while its data was waited for
+  kShareRefused = 12,  // shared memory was used in a way that its sharing forbids
+  kShareRevoked = 13,  // shared memory whose owner has ended, or no longer shares it
 };
 
 inline constexpr uint64_t headerWord(Kind kind, uint32_t bytes, uint16_t flags) {

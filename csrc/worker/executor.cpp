@@ -24,6 +24,9 @@ bool expectsReply(Kind kind, uint16_t flags) {
     case Kind::kEventElapsed:
     case Kind::kSync:
     case Kind::kStats:
+    case Kind::kShare:
+    case Kind::kOpen:
+    case Kind::kUnshare:
       return true;
     case Kind::kCall:
       return (flags & wire::kFlagLearn) != 0;
@@ -40,6 +43,7 @@ Executor::Executor(ExecutorOptions options, const memory::SharedMemory& host, Ar
       arena_(arena),
       memory_bytes_(options.memory_bytes),
       peers_(options.peers),
+      shared_(options.shared),
       replies_(replies),
       memory_(options.device),
       events_(options.device),
@@ -189,6 +193,12 @@ void Executor::dispatch(Kind kind, uint16_t flags, Reader& reader) {
       return generatorSave(reader);
     case Kind::kGeneratorLoad:
       return generatorLoad(reader);
+    case Kind::kShare:
+      return share(reader);
+    case Kind::kOpen:
+      return open(reader);
+    case Kind::kUnshare:
+      return unshare(reader);
     case Kind::kTrim:
       if (arena_ != nullptr) arena_->trim();
       return memory_.emptyCache();
@@ -285,7 +295,8 @@ void Executor::locate(Reader& reader) {
   const uint64_t bytes = reader.word("bytes");
   const std::byte* data = deviceRange(address, bytes, false).data;
   bytes_out_ += bytes;
-  // Where it is, our table of places says.
+  // Where it is, our table of places says. Shared memory is not in it: the client asks for a copy.
+  if (segments_.resolve(address, bytes).segment->shared != nullptr) return;
   if ((arena_ == nullptr || !arena_->region().contains(data)) && !host_.contains(data)) {
     throw ProtocolError("the segment is not in shared memory");
   }

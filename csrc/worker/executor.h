@@ -12,6 +12,7 @@
 #include "worker/lookahead.h"
 #include "worker/pager.h"
 #include "worker/segments.h"
+#include "worker/shared_memories.h"
 
 namespace shoal::worker {
 
@@ -31,6 +32,7 @@ struct ExecutorOptions {
   const transport::RingConsumer* requests = nullptr;  // the stream itself, to look ahead in
   PagerOptions pager;
   transport::Places* places = nullptr;  // where these find our segments
+  SharedMemories* shared = nullptr;     // memories of other sessions that the client passes
   double speed = 1.0;  // below 1, calls take 1/speed of their time: an unequal device to test with
   RunOperator run_operator = &runOperator;
 };
@@ -60,6 +62,17 @@ class Executor {
   void fetch(wire::Reader& reader);
   void fetchFrom(uint32_t peer, wire::Address base, uint64_t offset, std::byte* to, uint64_t bytes,
                  uint64_t written, uint64_t exported);
+  void share(wire::Reader& reader);
+  void open(wire::Reader& reader);
+  void unshare(wire::Reader& reader);
+  struct Sharing {
+    wire::Address address;
+    uint64_t bytes;
+    uint64_t number;
+    ShareRole role;
+  };
+  Sharing readSharing(wire::Reader& reader, bool owner);
+  std::shared_ptr<SharedBlock> takeShared(const Sharing& sharing);
   void generatorSave(wire::Reader& reader);
   void generatorLoad(wire::Reader& reader);
   void generatorGet(wire::Reader& reader);
@@ -82,6 +95,7 @@ class Executor {
   Arena* arena_;
   uint64_t memory_bytes_;
   const Peers* peers_;
+  SharedMemories* shared_;
   ReplySink& replies_;
   DeviceMemory memory_;
   Events events_;

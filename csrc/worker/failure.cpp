@@ -48,6 +48,9 @@ std::shared_ptr<const Failure> describe(std::exception_ptr error, uint64_t seque
   } catch (const PeerGone& e) {
     failure.kind = ErrorKind::kPeerLost;
     failure.text = e.what();
+  } catch (const ShareError& e) {
+    failure.kind = e.revoked ? ErrorKind::kShareRevoked : ErrorKind::kShareRefused;
+    failure.text = e.what();
   } catch (const std::bad_alloc&) {
     failure.kind = ErrorKind::kOutOfMemory;
     failure.text = "the worker ran out of host memory";

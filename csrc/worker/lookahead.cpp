@@ -56,6 +56,8 @@ void Lookahead::see(const uint64_t* words, size_t count) {
     case Kind::kRead:
     case Kind::kLocate:
     case Kind::kExport:
+    case Kind::kShare:
+    case Kind::kUnshare:
       if (count > 1) add(words[1], false);
       return;
     case Kind::kCopyWithin:

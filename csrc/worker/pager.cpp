@@ -60,6 +60,14 @@ void Pager::adopted(Segment& segment, uint32_t slot, std::byte* data) {
   add(segment, slot);
 }
 
+void Pager::shared(Segment& segment, uint32_t slot) {
+  Residency& residency = segment.residency;
+  residency.used_at = now_;
+  residency.slot = slot;
+  residency.in_place = true;  // not among the resident ones, so never a victim
+  arena_.charge(static_cast<int64_t>(segment.bytes));
+}
+
 void Pager::freed(Segment& segment) {
   Residency& residency = segment.residency;
   for (const auto& job : {residency.incoming, residency.outgoing}) {

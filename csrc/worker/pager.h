@@ -83,6 +83,8 @@ class Pager {
   void between(uint64_t sequence);
   // A segment whose memory is a host block of the client's.
   void adopted(Segment& segment, uint32_t slot, std::byte* data);
+  // A segment in memory that other sessions have too: it counts, and never leaves.
+  void shared(Segment& segment, uint32_t slot);
   uint64_t spillBytes() const { return swap_.bytes(); }
 
   const PagerCounters& counters() const { return counters_; }

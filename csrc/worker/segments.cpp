@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "memory/copy_bytes.h"
 #include "wire/reader.h"
 
 namespace shoal::worker {
@@ -50,6 +51,50 @@ void Segments::adopt(wire::Address address, std::byte* data, uint64_t bytes) {
   if (pager_ != nullptr) pager_->adopted(*slots_[slot].segment, slot, data);
 }
 
+void Segments::share(wire::Address address, std::shared_ptr<SharedBlock> block, uint64_t bytes) {
+  // Whoever computes with the storage keeps the block; it cannot grow.
+  auto* keeper = new std::shared_ptr<SharedBlock>(block);
+  c10::DataPtr pointer(
+      block->data(), keeper, [](void* p) { delete static_cast<std::shared_ptr<SharedBlock>*>(p); },
+      c10::Device(c10::DeviceType::CPU));
+  set(address,
+      c10::Storage(c10::Storage::use_byte_size_t(), bytes, std::move(pointer),
+                   /*allocator=*/nullptr, /*resizable=*/false),
+      bytes);
+  const uint32_t slot = wire::slotOf(address);
+  Segment& segment = *slots_[slot].segment;
+  segment.shared = std::move(block);
+  shared_bytes_ += bytes;
+  ++shared_count_;
+  if (pager_ != nullptr) pager_->shared(segment, slot);
+}
+
+c10::Storage Segments::unshared(wire::Address address) {
+  const Place place = use(address, 0, /*writes=*/false);
+  Segment& segment = *place.segment;
+  if (segment.shared == nullptr || place.offset != 0) {
+    throw wire::ProtocolError("address " + hex(address) + " is no shared segment");
+  }
+  // It does not count twice while it is copied.
+  const uint32_t slot = wire::slotOf(address);
+  if (pager_ != nullptr) pager_->freed(segment);
+  try {
+    return snapshot(segment);
+  } catch (...) {
+    if (pager_ != nullptr) pager_->shared(segment, slot);
+    throw;
+  }
+}
+
+// Its bytes in memory of this session alone.
+c10::Storage Segments::snapshot(const Segment& segment) const {
+  c10::Allocator* allocator = c10::GetAllocator(c10::DeviceType::CPU);
+  c10::Storage copy(c10::Storage::use_byte_size_t(), segment.bytes,
+                    allocator->allocate(segment.bytes), allocator, /*resizable=*/true);
+  memory::copyBytes(copy.mutable_data(), segment.storage.data(), segment.bytes);
+  return copy;
+}
+
 void Segments::setPager(Pager* pager) {
   pager_ = pager;
   pager_->moved = [this](Segment& segment) { say(segment.residency.slot, segment); };
@@ -73,6 +118,7 @@ Place Segments::use(wire::Address address, uint64_t bytes, bool writes) {
   const Place place = resolve(address, bytes);
   Segment& segment = *place.segment;
   if (segment.poison != nullptr) return place;
+  if (segment.shared != nullptr) segment.shared->check(writes);
   if (pager_ != nullptr) pager_->use(segment, now_, writes);
   if (writes && !segment.readers.empty()) awaitReaders(segment);
   return place;
@@ -119,6 +165,11 @@ void Segments::release(wire::Address address) {
 // Memory that a peer still reads outlives its segment.
 void Segments::retire(Segment& segment) {
   if (pager_ != nullptr) pager_->freed(segment);
+  if (segment.shared != nullptr) {
+    shared_bytes_ -= segment.bytes;
+    --shared_count_;
+    segment.shared = nullptr;
+  }
   if (!segment.readers.empty()) {
     freed_.push_back({std::move(segment.storage), std::move(segment.readers)});
     segment.readers.clear();
@@ -143,6 +194,14 @@ void Segments::addReader(wire::Address address, PeerRead reader, uint64_t export
   peers_->await(before.peer, before.sequence);
   before = reader;
   const Place place = use(address, 0, /*writes=*/false);
+  if (place.segment->shared != nullptr) {
+    // Peers do not have this memory. They read a copy, which goes when they have.
+    c10::Storage copy = snapshot(*place.segment);
+    const auto* data = static_cast<const std::byte*>(copy.data());
+    places_->noteAt(exported, static_cast<uint64_t>(data - arena_->data()));
+    freed_.push_back({std::move(copy), {reader}});
+    return;
+  }
   places_->note(exported, wire::slotOf(address));
   if (place.segment->poison != nullptr) return;  // nothing to read: the reader will see that
   // Old ones are done before new ones come, so the list stays as short as the lease.

@@ -14,6 +14,7 @@
 #include "wire/message.h"
 #include "worker/pager.h"
 #include "worker/peers.h"
+#include "worker/shared_block.h"
 
 namespace shoal::worker {
 
@@ -38,6 +39,7 @@ struct Segment {
   std::shared_ptr<const Failure> poison;  // set where the call that makes it failed
   Residency residency;                    // in the device's memory, or in swap space
   std::vector<PeerRead> readers;
+  std::shared_ptr<SharedBlock> shared;  // set where other sessions have the memory too
 };
 
 // A place inside a segment, checked.
@@ -83,6 +85,12 @@ class Segments {
   void setPager(Pager* pager);
   // Binds memory that is a host block of the client's.
   void adopt(wire::Address address, std::byte* data, uint64_t bytes);
+  // Binds memory that other sessions have too. It is never swapped out.
+  void share(wire::Address address, std::shared_ptr<SharedBlock> block, uint64_t bytes);
+  // The bytes of a shared segment in memory of this session alone, to be bound in its place.
+  c10::Storage unshared(wire::Address address);
+  uint64_t sharedBytes() const { return shared_bytes_; }
+  size_t sharedCount() const { return shared_count_; }
 
   uint64_t boundBytes() const { return bound_bytes_; }
   size_t count() const { return count_; }
@@ -92,6 +100,7 @@ class Segments {
   void say(uint32_t slot, const Segment& segment);
   void forgetReaders(Segment& segment);
   void retire(Segment& segment);
+  c10::Storage snapshot(const Segment& segment) const;
   void set(wire::Address address, c10::Storage storage, uint64_t bytes);
 
   struct Freed {
@@ -114,6 +123,8 @@ class Segments {
   std::vector<PeerRead> noted_;  // by number of the note: who may still look at it
   std::vector<Slot> slots_;
   uint64_t bound_bytes_ = 0;
+  uint64_t shared_bytes_ = 0;
+  size_t shared_count_ = 0;
   size_t count_ = 0;
 };
 

@@ -76,6 +76,7 @@ struct Worker::State {
     network::PeerEndpoint endpoint;
   };
   std::vector<Elsewhere> elsewhere;
+  SharedMemories shared;
 
   transport::Liveness liveness() const {
     return [socket = options.socket] {
@@ -153,13 +154,22 @@ void Worker::serve() {
   const WorkerOptions& options = state_->options;
   // A call may run for minutes: a thread of its own ends the process when the client is gone.
   auto* progress = reinterpret_cast<transport::Progress*>(state_->progress.data());
-  std::thread([socket = options.socket, client = options.client_pidfd, progress] {
+  std::thread([socket = options.socket, client = options.client_pidfd, progress,
+               shared = &state_->shared] {
     prctl(PR_SET_NAME, "shoal-watch");
-    pollfd peers[2] = {{socket, POLLRDHUP, 0}, {client, POLLIN, 0}};
-    while (poll(peers, 2, transport::kHeartbeatMs) <= 0) {
+    pollfd peers[2] = {{socket, POLLIN | POLLRDHUP, 0}, {client, POLLIN, 0}};
+    while (true) {
+      const bool heard = poll(peers, 2, transport::kHeartbeatMs) > 0;
       progress->heartbeat.fetch_add(1, std::memory_order_relaxed);
+      if (!heard) continue;
+      if (peers[1].revents != 0 || (peers[0].revents & ~POLLIN) != 0) _exit(0);
+      try {
+        shared->receive(socket);
+      } catch (const std::exception& error) {
+        std::fprintf(stderr, "shoal worker: the session ends: %s\n", error.what());
+        _exit(1);
+      }
     }
-    _exit(0);
   }).detach();
 
   if (state_->arena != nullptr) c10::SetAllocator(c10::DeviceType::CPU, state_->arena.get(), 255);
@@ -178,6 +188,7 @@ void Worker::serve() {
   executor_options.speed = options.speed;
   executor_options.peers = state_->peers.get();
   executor_options.places = &places;
+  executor_options.shared = &state_->shared;
   transport::RingConsumer requests(state_->requests.data(), wire::kRingBytes,
                                    wire::kMessageBytesMax, liveness);
   executor_options.requests = &requests;

@@ -15,12 +15,15 @@ from shoal.errors import (
     PeerLostError,
     PoolError,
     PoolStartError,
+    ShareError,
+    ShareRevokedError,
     ShoalError,
 )
 
 if TYPE_CHECKING:
     from shoal import memory
     from shoal.device.session import Lease, connect, device_info
+    from shoal.memory.sharing import Handle, acquire, open, release, share, shares, unshare
     from shoal.pool.local import Pool, up
 
 __version__ = "0.1.0"
@@ -28,16 +31,25 @@ __version__ = "0.1.0"
 __all__ = [
     "DeviceLostError",
     "DeviceSpecError",
+    "Handle",
     "Lease",
     "LeaseError",
     "PeerLostError",
     "Pool",
     "PoolError",
     "PoolStartError",
+    "ShareError",
+    "ShareRevokedError",
     "ShoalError",
+    "acquire",
     "connect",
     "device_info",
     "memory",
+    "open",
+    "release",
+    "share",
+    "shares",
+    "unshare",
     "up",
 ]
 
@@ -48,6 +60,13 @@ _LAZY = {
     "Lease": "shoal.device.session",
     "connect": "shoal.device.session",
     "device_info": "shoal.device.session",
+    "Handle": "shoal.memory.sharing",
+    "acquire": "shoal.memory.sharing",
+    "open": "shoal.memory.sharing",
+    "release": "shoal.memory.sharing",
+    "share": "shoal.memory.sharing",
+    "shares": "shoal.memory.sharing",
+    "unshare": "shoal.memory.sharing",
     "Pool": "shoal.pool.local",
     "up": "shoal.pool.local",
 }

@@ -24,6 +24,22 @@ class PeerLostError(DeviceLostError):
     """
 
 
+class ShareError(ShoalError):
+    """Memory was shared, opened or used in a way that is not possible; the text says why."""
+
+
+class ShareRevokedError(ShareError):
+    """A tensor from `shoal.open` was used after its owner ended or took it back.
+
+    The program and its other tensors are well.
+
+    >>> try:
+    ...     y = x + table            # table = shoal.open(handle)
+    ... except shoal.ShareRevokedError:
+    ...     table = shoal.open(ask_for_a_new_handle())
+    """
+
+
 class ProtocolError(ShoalError):
     """Bytes came that are no message, or a message that does not belong there."""
 

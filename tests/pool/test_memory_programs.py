@@ -48,7 +48,10 @@ OPERATIONS = (
     "free",
     "copy",
     "random",
+    "share",
+    "hand_over",
 )
+SHARED_MAX = 2  # at once: shared tensors are never swapped out, and the devices are small
 
 
 class Program:
@@ -56,6 +59,7 @@ class Program:
 
     def __init__(self) -> None:
         self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.shared: dict[int, shoal.Handle] = {}  # by address
 
     def step(self, name: str, first: int, second: int, number: int) -> None:
         if name == "new" or not self.pairs:
@@ -65,10 +69,17 @@ class Program:
             return
         at, other = first % len(self.pairs), second % len(self.pairs)
         if name == "free":
-            self.pairs.pop(at)
+            self.unshare(self.pairs.pop(at)[0])
+        elif name == "share":
+            self.share(self.pairs[at][0])
+        elif name == "hand_over":
+            self.hand_over(*self.pairs[at], number)
         elif name == "move":
             there, local = self.pairs[at]
-            self.pairs[at] = (there.to(f"shoal:{number % 4}"), local)
+            moved = there.to(f"shoal:{number % 4}")
+            self.pairs[at] = (moved, local)
+            if moved is not there:
+                self.unshare(there)
         elif name == "random":
             seed = number
             for tensor in self.pairs[at]:
@@ -76,10 +87,34 @@ class Program:
                 tensor.uniform_()
         else:
             x, y = self.pairs[at], self.pairs[other]
-            moved = (y[0].to(x[0].device), y[1])
-            done = [self.apply(name, a, b, number) for a, b in zip(x, moved, strict=True)]
+            near = (y[0].to(x[0].device), y[1])
+            done = [self.apply(name, a, b, number) for a, b in zip(x, near, strict=True)]
             if done[0] is not None:
                 self.pairs.append((done[0], done[1]))
+
+    def share(self, tensor: torch.Tensor) -> None:
+        """Shares it, or takes it back."""
+        if tensor.data_ptr() in self.shared:
+            self.unshare(tensor)
+        elif len(self.shared) < SHARED_MAX:
+            self.shared[tensor.data_ptr()] = shoal.share(tensor, mode="exclusive")
+
+    def unshare(self, tensor: torch.Tensor) -> None:
+        handle = self.shared.pop(tensor.data_ptr(), None)
+        if handle is not None:
+            shoal.unshare(handle)
+
+    def hand_over(self, there: torch.Tensor, local: torch.Tensor, number: int) -> None:
+        """Somebody else who has it open writes to it."""
+        handle = self.shared.get(there.data_ptr())
+        if handle is None:
+            return
+        opened = shoal.open(handle)
+        shoal.release(there)
+        with shoal.acquire(opened):
+            opened.add_(number)
+        local.add_(number)
+        shoal.acquire(there)
 
     @staticmethod
     def apply(name: str, x: torch.Tensor, y: torch.Tensor, number: int) -> torch.Tensor | None:
@@ -127,3 +162,6 @@ def test_any_program_equals_local_torch(
             same_bits(*program.pairs[number % len(program.pairs)])
     for there, local in program.pairs:
         same_bits(there, local)
+        program.unshare(there)
+        same_bits(there, local)
+    assert shoal.shares() == []

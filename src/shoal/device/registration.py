@@ -8,7 +8,7 @@ import torch
 from torch.utils import backend_registration
 
 import shoal
-from shoal.errors import DeviceLostError, PeerLostError
+from shoal.errors import DeviceLostError, PeerLostError, ShareError, ShareRevokedError
 
 NAME = "shoal"
 _registered = False
@@ -25,7 +25,7 @@ def register() -> None:
 
     backend_registration.rename_privateuse1_backend(NAME)
     internal = [os.path.dirname(m.__file__ or "") + os.sep for m in (torch, shoal)]
-    _core.register_device(DeviceLostError, PeerLostError, internal)
+    _core.register_device(DeviceLostError, PeerLostError, ShareError, ShareRevokedError, internal)
     torch._register_device_module(NAME, module)  # type: ignore[no-untyped-call]
     backend_registration.generate_methods_for_privateuse1_backend(
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True

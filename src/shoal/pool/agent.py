@@ -8,12 +8,13 @@ pair, and starts no device server a second time.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from shoal.pool import home, limits, messages, process
 from shoal.pool.channel import Channel, Closed, open_channel
 from shoal.pool.profile_cache import ProfileCache
 from shoal.pool.profiling import PROBE_EPOCH, Profiler
+from shoal.pool.share_server import ShareServer, address_of
 from shoal.pool.spec import DeviceSpec
 from shoal.schedule.device_profile import DeviceProfile
 
@@ -126,6 +128,7 @@ class Agent:
         self.restart = restart
         self.head: Channel | None = None
         self.on_settled: Callable[[], None] | None = None  # once: the head knows all there is
+        self.shares = ShareServer(address_of(pool_id, node), self._grant_by_token)
         # In an embedded pool the node has no name: nobody needs to tell it from others.
         self.servers = [self._start(i, spec) for i, spec in enumerate(specs)]
         self._tasks: set[asyncio.Task[None]] = set()
@@ -145,6 +148,7 @@ class Agent:
 
     async def run(self, connect: Callable[[], Awaitable[Channel]], *, forever: bool) -> None:
         """Speaks to the head; with `forever`, to each that follows it."""
+        self.shares.start()
         for server in self.servers:
             self._spawn(self._watch(server))
         if self._profiler is not None:
@@ -252,9 +256,9 @@ class Agent:
                 server = self._server(index)
                 if server is None:
                     return
-                server.held.pop(session, None)
                 assert server.channel is not None
                 server.channel.send(messages.Revoke(session))
+                self._let_go(server, session)
                 self._note_change()
             case messages.NodeMeasure(indices):
                 if self._profiler is not None:
@@ -317,6 +321,8 @@ class Agent:
         # It closes its descriptors a little before it ends.
         await asyncio.to_thread(_reap, server.process)
         server.ended = True
+        for session in list(server.held):
+            self._let_go(server, session)
         self._say(messages.DeviceDown(server.index, _why(server), self.starting))
         self._settle()
 
@@ -333,11 +339,29 @@ class Agent:
             return  # it was the agent's own
         held = server.held.get(message.session)
         if held is not None and held.epoch == message.epoch:
-            del server.held[message.session]
+            self._let_go(server, message.session)
         self._note_change()
         self._say(
             messages.NodeSessionEnded(server.index, message.session, message.epoch, message.reason)
         )
+
+    # --- leases ------------------------------------------------------------------------------------
+
+    def _grants(self) -> Iterator[messages.Grant]:
+        return (grant for server in self.servers for grant in server.held.values())
+
+    def _grant_by_token(self, token: str) -> messages.Grant | None:
+        known = token.encode()
+        found = (g for g in self._grants() if hmac.compare_digest(g.token.encode(), known))
+        return next(found, None)
+
+    def _let_go(self, server: Server, session: int) -> None:
+        """A grant is over. With the last one of a lease on this node, its shared memory is."""
+        grant = server.held.pop(session, None)
+        if grant is None:
+            return
+        if not any((g.lease, g.epoch) == (grant.lease, grant.epoch) for g in self._grants()):
+            self.shares.lease_ended(grant.lease, grant.epoch)
 
 
 def _reap(child: subprocess.Popen[bytes]) -> None:

@@ -17,6 +17,13 @@ DEVICES_PER_NODE_MAX = 64
 PROFILES_PER_PAGE = 200  # of an answer; a profile is at most some KiB
 DEVICES_PER_LEASE_MAX = 32  # as many members as the core's address space can have
 
+DIMENSIONS_MAX = 64  # of a tensor: torch's own limit
+SHARES_MAX = 4096  # of a node
+SHARES_PER_LEASE_MAX = 1024
+SHARE_PARTICIPANTS_MAX = 64  # programs that have one open, its owner among them
+SHARES_LISTED_MAX = 200
+SHARE_VISITORS_MAX = 256  # those that wait for their turn among them
+
 # --- connections --------------------------------
 
 HANDSHAKE_S = 5.0  # from accept to a finished TLS handshake

@@ -37,6 +37,8 @@ def values(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
             return st.binary(max_size=kind.max_length)
         case msgspec.inspect.BoolType():
             return st.booleans()
+        case msgspec.inspect.LiteralType():
+            return st.sampled_from(kind.values)
         case msgspec.inspect.NoneType():
             return st.none()
         case msgspec.inspect.ListType():
