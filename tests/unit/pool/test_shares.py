@@ -57,11 +57,13 @@ class ShareMachine(RuleBasedStateMachine):
         self.directory = ShareDirectory()
         self.shell = Shell()
         self.parties: dict[tuple[str, int], Party] = {}
+        self.ever: set[tuple[str, int]] = set()
         self.count = 0
 
     def keys(self) -> list[tuple[str, int]]:
         return sorted(k for k in self.parties if k[0] not in self.shell.revoked)
 
+    @precondition(lambda self: len(self.directory.shares) < 3)
     @rule(
         client=st.sampled_from(CLIENTS),
         mode=st.sampled_from(("read", "exclusive")),
@@ -78,9 +80,11 @@ class ShareMachine(RuleBasedStateMachine):
         assert share.holder == (OWNER if mode == "exclusive" else 0)
 
     @precondition(lambda self: self.keys())
-    @rule(data=st.data(), client=st.sampled_from(CLIENTS), right=st.booleans())
-    def open(self, data: st.DataObject, client: str, right: bool) -> None:
+    @rule(data=st.data(), other=st.booleans(), right=st.sampled_from((True, True, True, False)))
+    def open(self, data: st.DataObject, other: bool, right: bool) -> None:
         name, _ = data.draw(st.sampled_from(self.keys()))
+        client = self.parties[name, OWNER].client
+        client = CLIENTS[1 - CLIENTS.index(client)] if other else client
         secret = f"secret {name}" if right else "secret"
         allowed = right and self.parties[name, OWNER].client == client
         number = self.directory.shares[name].next_number
@@ -91,8 +95,9 @@ class ShareMachine(RuleBasedStateMachine):
             assert not allowed
             return
         assert allowed
-        assert made.number == number  # never that of somebody who was there before
-        assert (name, number) not in self.parties
+        assert made.number == number
+        assert (name, number) not in self.ever, "a worker of the one before may still be there"
+        self.ever.add((name, number))
         self.parties[name, number] = opener
         self.shell.lines[name].add(number)
         assert share.info().readers.count(opener.pid) >= 1
@@ -229,3 +234,13 @@ def test_turns_come_in_the_order_of_asking() -> None:
     assert directory.left("id", OWNER) == [Revoke("id", ())]
     with pytest.raises(ShareError):
         directory.release("id", "key 4")
+
+
+def test_numbers_are_never_given_twice() -> None:
+    directory = ShareDirectory()
+    directory.create("id", "s", "key", party(), request())
+    given = []
+    for i in range(4):
+        given += [directory.open("id", "s", f"{i} {j}", party())[1].number for j in range(2)]
+        directory.left("id", given[-2])
+    assert given == list(range(2, 10))
