@@ -1,8 +1,8 @@
 // Segments in memory that other sessions have too.
 //
-// A shared segment has one copy, on one member: its home. Calls that use it run there, so that every
-// use is checked against what the sharing allows at that moment. Segments of the whole lease all
-// share on the same member, so that no call needs two such places.
+// A shared segment has one copy, on one member: its home. Calls that use it run there, so that
+// every use is checked against what the sharing allows at that moment. Segments of the whole lease
+// all share on the same member, so that no call needs two such places.
 #include <cerrno>
 #include <cstring>
 
@@ -35,8 +35,9 @@ void Session::share(Address base, size_t number, const SharedDescriptors& fds, S
     Segment& segment = at(base);
     if (segment.shared) raiseShareError("this tensor is shared already: use the same handle");
     if (extents(base, held) != nullptr) {
-      raiseShareError("this tensor is larger than any device, so it is in pieces and cannot be "
-                      "shared. Share parts of it: shoal.share(tensor[:n].clone())");
+      raiseShareError(
+          "this tensor is larger than any device, so it is in pieces and cannot be "
+          "shared. Share parts of it: shoal.share(tensor[:n].clone())");
     }
     const SegmentUse use{base, true};
     makeRoom(member, use, 0, held);

@@ -30,12 +30,11 @@ Executor::Sharing Executor::readSharing(Reader& reader, bool owner) {
 std::shared_ptr<SharedBlock> Executor::takeShared(const Sharing& sharing) {
   SharedFds fds = shared_->take(sharing.number);
   // It cannot be swapped out, so all of it together must fit the device.
-  TORCH_CHECK_WITH(OutOfMemoryError,
-                   sharing.bytes <= memory_bytes_ &&
-                       segments_.sharedBytes() <= memory_bytes_ - sharing.bytes,
-                   "shared tensors stay in the device's memory: ", segments_.sharedBytes(),
-                   " bytes are shared, ", sharing.bytes, " more do not fit its ", memory_bytes_,
-                   " bytes");
+  TORCH_CHECK_WITH(
+      OutOfMemoryError,
+      sharing.bytes <= memory_bytes_ && segments_.sharedBytes() <= memory_bytes_ - sharing.bytes,
+      "shared tensors stay in the device's memory: ", segments_.sharedBytes(),
+      " bytes are shared, ", sharing.bytes, " more do not fit its ", memory_bytes_, " bytes");
   TORCH_CHECK(segments_.sharedCount() < wire::kSharedMax, "a session shares at most ",
               wire::kSharedMax, " tensors");
   return std::make_shared<SharedBlock>(std::move(fds), sharing.bytes, sharing.role);
