@@ -157,7 +157,9 @@ void Worker::serve() {
   std::thread([socket = options.socket, client = options.client_pidfd, progress,
                shared = &state_->shared] {
     prctl(PR_SET_NAME, "shoal-watch");
-    pollfd peers[2] = {{socket, POLLIN | POLLRDHUP, 0}, {client, POLLIN, 0}};
+    // Shared memory is passed on one machine only; what a client elsewhere says is not read here.
+    const short listens = client >= 0 ? POLLIN | POLLRDHUP : POLLRDHUP;
+    pollfd peers[2] = {{socket, listens, 0}, {client, POLLIN, 0}};
     while (true) {
       const bool heard = poll(peers, 2, transport::kHeartbeatMs) > 0;
       progress->heartbeat.fetch_add(1, std::memory_order_relaxed);

@@ -307,14 +307,16 @@ def _is_here(device: messages.GrantedDevice) -> bool:
 
 def _local_member(lease: session.Lease, index: int) -> int:
     """The member device where shared memory of device `index` lies."""
-    here = [i for i, device in enumerate(lease.granted) if _is_here(device)]
+    near = enumerate(zip(lease.granted, lease.by_network, strict=True))
+    here = [i for i, (device, by_network) in near if _is_here(device) and not by_network]
     if index > 0 and len(lease.granted) > 1:
         here = [i for i in here if i == index - 1]
     here = [i for i in here if lease.granted[i].info.device == "cpu"]
     if not here:
         raise ShareError(
-            "programs share memory of CPU devices on their own machine, and this lease has none "
-            "there. Copy the tensor instead (tensor.cpu()), or lease a device of this machine"
+            "programs share memory of CPU devices on their own machine, and this lease reaches none "
+            "there without the network. Copy the tensor instead (tensor.cpu()), or lease a device of "
+            "this machine"
         )
     return here[0]
 
