@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 
-_SPIN_S = 0.0003  # a sleep ends late by up to this: the rest is waited for awake
+_SPIN_S = 0.0001  # a sleep ends late by about this: the rest is waited for awake
 
 
 def _pass_on(source: socket.socket, target: socket.socket, delay_s: float) -> None:
