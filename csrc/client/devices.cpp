@@ -46,6 +46,7 @@ c10::DeviceIndex Devices::count() const {
 }
 
 void Devices::attach(std::unique_ptr<Session> session) {
+  current_ = 0;  // a number that the last lease had may be none of this one
   std::lock_guard lock(mutex_);
   const uint32_t number = session->number();
   TORCH_CHECK(number > 0 && number < wire::kSessionsMax, "bad session number");

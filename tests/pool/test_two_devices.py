@@ -118,3 +118,11 @@ def test_an_error_belongs_to_its_device() -> None:
 def test_a_device_beyond_the_lease_does_not_exist() -> None:
     with pytest.raises(RuntimeError, match="shoal:3 does not exist"):
         torch.ones(1, device="shoal:3")
+
+
+def test_a_new_lease_starts_at_its_first_device(pool: shoal.Pool) -> None:
+    with shoal.connect(pool.url, devices=2):
+        torch.shoal.set_device(2)
+        assert torch.ones(1, device="shoal").device.index == 2
+    with shoal.connect(pool.url, devices=1):
+        assert torch.ones(1, device="shoal").device.index == 0
