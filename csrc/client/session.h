@@ -142,7 +142,8 @@ class Session {
   void releaseHostAfter(uint64_t host_offset, Stream& member, uint64_t sequence);
 
   // --- memory shared with other sessions (sharing.cpp). Raise shoal.ShareError.
-  // Moves the segment, and all that is in it, to the memory behind `fds` on `member`, its only copy.
+  // Moves the segment, and all that is in it, to the memory behind `fds` on `member`, its only
+  // copy.
   void share(wire::Address base, size_t member, const SharedDescriptors& fds, wire::ShareMode mode);
   // A new segment of the whole lease in memory that another session shares.
   wire::Address openShared(uint64_t bytes, size_t member, const SharedDescriptors& fds,
@@ -283,7 +284,7 @@ class Session {
   std::map<uint64_t, std::vector<uint32_t>> free_runs_;  // of segments of several slots, by count
   uint32_t next_slot_ = 1;
   uint64_t shared_number_ = 0;  // of the shared memory that was passed last
-  uint64_t calls_ = 0;  // the clock of `used_at`
+  uint64_t calls_ = 0;          // the clock of `used_at`
   std::atomic<uint64_t> live_segments_{0};
   MemoryUse memory_;
   std::unordered_map<uint64_t, uint32_t> generator_home_;

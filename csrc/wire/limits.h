@@ -29,6 +29,6 @@ inline constexpr size_t kGeneratorsMax = 4096;
 inline constexpr size_t kEventsMax = 1 << 16;
 inline constexpr size_t kSharedArrivingMax = 64;  // shared memories that came and were not used yet
 inline constexpr size_t kSharedMax = 1024;        // segments of a session in shared memories
-inline constexpr size_t kGraphsMax = 1 << 16;  // recorded graphs awaiting backward
+inline constexpr size_t kGraphsMax = 1 << 16;     // recorded graphs awaiting backward
 
 }  // namespace shoal::wire
