@@ -9,6 +9,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -41,6 +42,8 @@ def _nobody_notices(pool: shoal.Pool) -> Iterator[None]:
     """Afterwards the same processes are there, and two programs share as before."""
     before = processes.pool_pids(pool.url)[:2]
     yield
+    while RawShare.made:
+        RawShare.made.pop().close()
     with shoal.connect(pool.url, memory="64MiB"):
         handle = shoal.share(torch.ones(3, device="shoal"))
         assert shoal.open(handle).sum().item() == 3
@@ -254,15 +257,19 @@ def test_only_the_node_writes_to_a_control_page() -> None:
     with pytest.raises(PermissionError):
         mmap.mmap(again, 4096)
     os.close(again)
+    page.close()
 
 
 # --- lies to a worker --------------------------------
 
 
 class RawShare:
-    """The three descriptors of a shared memory, made by hand."""
+    """The three descriptors of a shared memory, made by hand. They are closed after the test."""
+
+    made: ClassVar[list[RawShare]] = []
 
     def __init__(self, size: int = 4096, *, sealed: bool = True) -> None:
+        self.made.append(self)
         self.page = share_server.ControlPage()
         self.memory = share_server.make_memory(size)
         if not sealed:
@@ -273,6 +280,12 @@ class RawShare:
 
     def fds(self) -> list[int]:
         return [self.memory, self.page.fd, self.worker_line.fileno()]
+
+    def close(self) -> None:
+        self.page.close()
+        os.close(self.memory)
+        self.line.close()
+        self.worker_line.close()
 
 
 def pass_on(client: RawClient, number: int, fds: list[int], magic: int = MAGIC) -> None:

@@ -62,9 +62,9 @@ def session_parts(made: shoal.Lease) -> list[torch.Tensor]:
 
 
 def shared_files(pool: shoal.Pool) -> list[str]:
-    """Where processes of the pool still have shared memory mapped or open."""
+    """Where processes of the pool, or we, still have shared memory mapped or open."""
     found = []
-    for pid in processes.pool_pids(pool.url):
+    for pid in (os.getpid(), *processes.pool_pids(pool.url)):
         try:
             maps = Path(f"/proc/{pid}/maps").read_text()
             found += [f"{pid} maps {line}" for line in maps.splitlines() if "shoal-share" in line]
