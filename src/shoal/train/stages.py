@@ -10,6 +10,7 @@ edges that leave it. So skip connections, masks and tied weights need no annotat
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,11 +58,12 @@ def cut(name: str) -> None:
         tracer.reached(name, ())
 
 
-class Tracer:
+class Tracer(ABC):
     """Is told in which order a forward pass reaches its points."""
 
+    @abstractmethod
     def reached(self, name: str, inputs: Sequence[torch.Tensor]) -> None:
-        raise NotImplementedError
+        """The point `name`, with the tensors that go into it."""
 
     def __enter__(self) -> Any:
         _local.tracer = self
