@@ -9,6 +9,7 @@
 #include "client/devices.h"
 #include "client/dispatch.h"
 #include "client/errors.h"
+#include "client/events.h"
 #include "client/generator.h"
 #include "client/hooks.h"
 #include "client/host_memory.h"
@@ -232,6 +233,12 @@ void bindStatistics(py::module_& m) {
           py::make_tuple(e.call, static_cast<int>(e.access), e.address, e.bytes, e.member));
     }
     return events;
+  });
+  m.def("elapsed_ms", [](uintptr_t start, uintptr_t end) {
+    const py::gil_scoped_release released;
+    const client::Elapsed elapsed = client::elapsedBetween(reinterpret_cast<const void*>(start),
+                                                           reinterpret_cast<const void*>(end));
+    return std::make_pair(elapsed.all_ms, elapsed.waited_ms);
   });
   m.def("traffic", [](int index) {
     const auto device = static_cast<c10::DeviceIndex>(index);

@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "client/devices.h"
+#include "client/events.h"
 #include "wire/reader.h"
 
 namespace shoal::client {
@@ -126,6 +127,8 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     if (session == nullptr) return;
     const auto members = membersOf(*session, recorded->index);
     for (size_t i = 0; i < members.size(); ++i) {
+      // An accelerator's worker is past a message when it has issued the call.
+      if (!members[i]->options().is_cpu) members[i]->synchronize();
       members[i]->waitCompleted(recorded->sequences[i]);
     }
   }
@@ -143,21 +146,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     delete recorded;
   }
   double elapsedTime(void* start, void* end, const c10::DeviceIndex) const override {
-    TORCH_CHECK(start != nullptr && end != nullptr,
-                "Both events must be recorded before calculating elapsed time.");
-    const auto* from = static_cast<Event*>(start);
-    const auto* to = static_cast<Event*>(end);
-    TORCH_CHECK(from->session == to->session && from->index == to->index,
-                "the events are on different shoal devices");
-    Session* session = aliveSession(*to);
-    TORCH_CHECK(session != nullptr, "the lease that recorded the events has ended");
-    double longest_ms = 0.0;  // of the members: the whole is done when the last of them is
-    for (Stream* member : membersOf(*session, to->index)) {
-      const auto payload = member->request(wire::Kind::kEventElapsed, {from->number, to->number});
-      TORCH_CHECK(payload.size() == 1, "shoal: malformed reply");
-      longest_ms = std::max(longest_ms, wire::asDouble(payload[0]));
-    }
-    return longest_ms;
+    return elapsedBetween(start, end).all_ms;
   }
   void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {}
 
@@ -170,4 +159,24 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
 }  // namespace
+
+Elapsed elapsedBetween(const void* start, const void* end) {
+  TORCH_CHECK(start != nullptr && end != nullptr,
+              "Both events must be recorded before calculating elapsed time.");
+  const auto* from = static_cast<const Event*>(start);
+  const auto* to = static_cast<const Event*>(end);
+  TORCH_CHECK(from->session == to->session && from->index == to->index,
+              "the events are on different shoal devices");
+  Session* session = aliveSession(*to);
+  TORCH_CHECK(session != nullptr, "the lease that recorded the events has ended");
+  Elapsed longest{0.0, 0.0};  // the whole is done when the last member is
+  const auto members = membersOf(*session, to->index);
+  for (size_t i = 0; i < members.size(); ++i) {
+    members[i]->waitCompleted(to->sequences[i]);
+    const Elapsed here = members[i]->elapsed(from->number, to->number);
+    if (here.all_ms >= longest.all_ms) longest = here;
+  }
+  return longest;
+}
+
 }  // namespace shoal::client

@@ -257,7 +257,23 @@ void Stream::raise(wire::ErrorKind kind, const Payload& payload) {
 }
 
 void Stream::waitCompleted(uint64_t sequence) {
-  if (!completed(sequence)) synchronize();
+  while (!transport::awaitCompleted(*progress_, sequence, kSpinUs, kSliceMs)) {
+    checkUsable();
+    checkAlive();
+  }
+  if (hasFailed()) synchronize();  // raises what went wrong
+}
+
+Elapsed Stream::elapsed(uint64_t start_event, uint64_t end_event) {
+  const auto start = transport::passed(*progress_, start_event);
+  const auto end = transport::passed(*progress_, end_event);
+  if (options_.is_cpu && start && end) {
+    return {static_cast<double>(end->ns - start->ns) / 1e6,
+            static_cast<double>(end->waited_ns - start->waited_ns) / 1e6};
+  }
+  const auto payload = request(Kind::kEventElapsed, {start_event, end_event});
+  TORCH_CHECK(payload.size() == 2, "shoal: malformed reply");
+  return {wire::asDouble(payload[0]), wire::asDouble(payload[1])};
 }
 
 }  // namespace shoal::client

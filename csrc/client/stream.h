@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "client/call_cache.h"
+#include "client/events.h"
 #include "memory/shared_memory.h"
 #include "network/client_link.h"
 #include "transport/places.h"
@@ -102,6 +103,8 @@ class Stream {
   bool idle() const { return completed(sequence_); }
   bool hasFailed() const { return progress_->failed.load(std::memory_order_relaxed) != 0; }
   void waitCompleted(uint64_t sequence);
+  // Between two events that the worker has passed.
+  Elapsed elapsed(uint64_t start_event, uint64_t end_event);
   // Raises DeviceLostError if the worker is gone, for those who read its memory without a message.
   // Looks at most every 50 ms.
   void checkSometimes() {

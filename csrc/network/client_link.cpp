@@ -199,8 +199,8 @@ struct ClientLink::State {
         ring.commit(bytes);
       } else if (kind == kFrameProgress && body.size() == 3) {
         progress->failed.store(static_cast<uint32_t>(body[1]), std::memory_order_relaxed);
-        progress->completed.store(body[0], std::memory_order_release);
         progress->heartbeat.store(body[2], std::memory_order_relaxed);
+        transport::publish(*progress, body[0]);
       } else if (kind == kFrameData && body.size() == 1) {
         receiveData(reader, body[0]);
       } else if (kind == kFrameGoodbye && body[0] <= kGoodbyeBytesMax &&

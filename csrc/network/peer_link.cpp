@@ -210,6 +210,7 @@ void serveReads(Connection& connection, const OwnMemory& own, transport::Progres
     server.answer(request);
     // Our memory has been read: for us the reader is past its message.
     raise(seen.completed, request.reading);
+    transport::ringBell(seen);
   }
 }
 
@@ -220,6 +221,7 @@ void followProgress(Connection& connection, transport::Progress& seen) {
     reader.read(words, sizeof words);
     raise(seen.completed, words[0]);
     seen.heartbeat.store(words[1], std::memory_order_relaxed);
+    transport::ringBell(seen);
   }
 }
 

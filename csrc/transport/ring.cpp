@@ -1,15 +1,13 @@
 #include "transport/ring.h"
 
-#include <linux/futex.h>
 #include <sched.h>
-#include <sys/syscall.h>
 #include <time.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <string>
 #include <utility>
 
+#include "transport/futex.h"
 #include "wire/message.h"
 
 namespace shoal::transport {
@@ -17,16 +15,6 @@ namespace {
 
 constexpr int64_t kEagerNs = 30000;
 constexpr int64_t kSliceMs = 50;  // how long one sleep lasts before liveness is checked again
-
-// Sleeps while the low half of `word` still equals `expected`.
-void futexWait(std::atomic<uint64_t>* word, uint32_t expected, int64_t timeout_ms) {
-  const timespec limit{timeout_ms / 1000, (timeout_ms % 1000) * 1000000};
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT, expected, &limit, nullptr, 0);
-}
-
-void futexWake(std::atomic<uint64_t>* word) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE, 1, nullptr, nullptr, 0);
-}
 
 }  // namespace
 

@@ -29,7 +29,7 @@ enum class Kind : uint16_t {
   kGeneratorSet = 15,  // generator, bytes, state
   kGeneratorDrop = 16,  // generator
   kEventRecord = 17,    // event
-  kEventElapsed = 18,   // start event, end event          -> milliseconds (double)
+  kEventElapsed = 18,   // start event, end event          -> ms, ms of them waited (doubles)
   kEventDrop = 19,      // event
   kSync = 20,           //                                 -> nothing
   kStats = 21,          //                                 -> counters

@@ -65,14 +65,10 @@ void DeviceMemory::emptyCache() const {
   if (!isHost()) c10::getDeviceAllocator(device_.type())->emptyCache();
 }
 
-void Events::record(uint64_t event) {
-  if (host_ns_.size() + device_events_.size() >= wire::kEventsMax) {
-    throw wire::ProtocolError("too many events are alive");
-  }
-  if (device_.is_cpu()) {
-    host_ns_[event] = transport::nowNs();
-    return;
-  }
+void Events::record(uint64_t event, transport::Passed now) {
+  if (moments_.size() >= wire::kEventsMax) throw wire::ProtocolError("too many events are alive");
+  moments_[event] = now;
+  if (device_.is_cpu()) return;
   const c10::impl::VirtualGuardImpl guard(device_.type());
   c10::Event recorded(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
   recorded.record(guard.getStream(device_));
@@ -80,24 +76,23 @@ void Events::record(uint64_t event) {
   device_events_.emplace(event, std::move(recorded));
 }
 
-double Events::elapsedMs(uint64_t start, uint64_t end) {
-  if (device_.is_cpu()) {
-    const auto from = host_ns_.find(start);
-    const auto to = host_ns_.find(end);
-    TORCH_CHECK(from != host_ns_.end() && to != host_ns_.end(),
-                "both events must be recorded before the time between them is asked for");
-    return static_cast<double>(to->second - from->second) / 1e6;
-  }
-  const auto from = device_events_.find(start);
-  const auto to = device_events_.find(end);
-  TORCH_CHECK(from != device_events_.end() && to != device_events_.end(),
+Events::Elapsed Events::elapsed(uint64_t start, uint64_t end) {
+  const auto from = moments_.find(start);
+  const auto to = moments_.find(end);
+  TORCH_CHECK(from != moments_.end() && to != moments_.end(),
               "both events must be recorded before the time between them is asked for");
-  to->second.synchronize();
-  return from->second.elapsedTime(to->second);
+  Elapsed elapsed{static_cast<double>(to->second.ns - from->second.ns) / 1e6,
+                  static_cast<double>(to->second.waited_ns - from->second.waited_ns) / 1e6};
+  if (!device_.is_cpu()) {
+    const c10::Event& last = device_events_.at(end);
+    last.synchronize();
+    elapsed.all_ms = device_events_.at(start).elapsedTime(last);
+  }
+  return elapsed;
 }
 
 void Events::drop(uint64_t event) {
-  host_ns_.erase(event);
+  moments_.erase(event);
   device_events_.erase(event);
 }
 

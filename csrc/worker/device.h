@@ -11,6 +11,8 @@
 #include <optional>
 #include <unordered_map>
 
+#include "transport/progress.h"
+
 namespace shoal::worker {
 
 class DeviceMemory {
@@ -34,13 +36,17 @@ class DeviceMemory {
 class Events {
  public:
   explicit Events(c10::Device device) : device_(device) {}
-  void record(uint64_t event);
-  double elapsedMs(uint64_t start, uint64_t end);
+  void record(uint64_t event, transport::Passed now);
+  struct Elapsed {
+    double all_ms;
+    double waited_ms;  // of that, for other devices of the lease
+  };
+  Elapsed elapsed(uint64_t start, uint64_t end);
   void drop(uint64_t event);
 
  private:
   c10::Device device_;
-  std::unordered_map<uint64_t, int64_t> host_ns_;
+  std::unordered_map<uint64_t, transport::Passed> moments_;
   std::unordered_map<uint64_t, c10::Event> device_events_;
 };
 

@@ -43,6 +43,7 @@ Executor::Executor(ExecutorOptions options, const memory::SharedMemory& host, Ar
       arena_(arena),
       memory_bytes_(options.memory_bytes),
       peers_(options.peers),
+      progress_(options.progress),
       shared_(options.shared),
       replies_(replies),
       memory_(options.device),
@@ -168,10 +169,11 @@ void Executor::dispatch(Kind kind, uint16_t flags, Reader& reader) {
     case Kind::kGeneratorDrop:
       return generators_.drop(reader.word("generator"));
     case Kind::kEventRecord:
-      return events_.record(reader.word("event"));
+      return recordEvent(reader.word("event"));
     case Kind::kEventElapsed: {
       const uint64_t start = reader.word("event");
-      return reply({wire::asWord(events_.elapsedMs(start, reader.word("event")))});
+      const auto elapsed = events_.elapsed(start, reader.word("event"));
+      return reply({wire::asWord(elapsed.all_ms), wire::asWord(elapsed.waited_ms)});
     }
     case Kind::kEventDrop:
       return events_.drop(reader.word("event"));
@@ -384,6 +386,12 @@ void Executor::generatorSet(Reader& reader) {
   at::Tensor state = at::empty({static_cast<int64_t>(data.size())}, at::kByte);
   if (!data.empty()) std::memcpy(state.data_ptr(), data.data(), data.size());
   generator.set_state(state);
+}
+
+void Executor::recordEvent(uint64_t event) {
+  const transport::Passed now{transport::nowNs(), peers_ == nullptr ? 0 : peers_->waitedNs()};
+  events_.record(event, now);
+  if (progress_ != nullptr) transport::note(*progress_, event, now);
 }
 
 void Executor::stats() {

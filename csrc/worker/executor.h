@@ -32,6 +32,7 @@ struct ExecutorOptions {
   const transport::RingConsumer* requests = nullptr;  // the stream itself, to look ahead in
   PagerOptions pager;
   transport::Places* places = nullptr;  // where these find our segments
+  transport::Progress* progress = nullptr;  // where the client finds when events were passed
   SharedMemories* shared = nullptr;     // memories of other sessions that the client passes
   double speed = 1.0;  // below 1, calls take 1/speed of their time: an unequal device to test with
   RunOperator run_operator = &runOperator;
@@ -77,6 +78,7 @@ class Executor {
   void generatorLoad(wire::Reader& reader);
   void generatorGet(wire::Reader& reader);
   void generatorSet(wire::Reader& reader);
+  void recordEvent(uint64_t event);
   void stats();
   // Frees memory for an allocation that found none; false if nothing can be freed.
   bool reclaim(uint64_t bytes);
@@ -95,6 +97,7 @@ class Executor {
   Arena* arena_;
   uint64_t memory_bytes_;
   const Peers* peers_;
+  transport::Progress* progress_;
   SharedMemories* shared_;
   ReplySink& replies_;
   DeviceMemory memory_;

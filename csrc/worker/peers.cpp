@@ -1,7 +1,6 @@
 #include "worker/peers.h"
 
-#include <sched.h>
-#include <time.h>
+#include <algorithm>
 
 #include "transport/ring.h"
 #include "wire/reader.h"
@@ -10,9 +9,8 @@
 namespace shoal::worker {
 namespace {
 
-constexpr int64_t kSpinNs = 200000;     // what is waited for is usually running already
-constexpr int64_t kPauseNs = 50000;     // between looks after that
-constexpr int64_t kCheckNs = 50000000;  // between checks that everybody is alive
+constexpr int64_t kSpinUs = 30;  // what is waited for is often just done; then a core is worth more
+constexpr int64_t kSliceMs = 50;  // between checks that everybody is alive
 
 }  // namespace
 
@@ -48,23 +46,20 @@ bool Peers::isPast(uint32_t peer, uint64_t sequence) const {
   return at(peer).progress->completed.load(std::memory_order_acquire) >= sequence;
 }
 
+size_t Peers::countHere() const {
+  return static_cast<size_t>(std::count_if(
+      peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.elsewhere == nullptr; }));
+}
+
 void Peers::await(uint32_t peer, uint64_t sequence) const {
   const Peer& other = at(peer);
+  if (isPast(peer, sequence)) return;
   const int64_t start = transport::nowNs();
-  int64_t checked = start;
   uint64_t beat = other.progress->heartbeat.load(std::memory_order_relaxed);
   int64_t beat_at = start;
-  while (!isPast(peer, sequence)) {
-    const int64_t now = transport::nowNs();
-    if (now - start < kSpinNs) {
-      sched_yield();
-      continue;
-    }
-    const timespec pause{0, kPauseNs};
-    nanosleep(&pause, nullptr);
-    if (now - checked < kCheckNs) continue;
-    checked = now;
+  while (!transport::awaitCompleted(*other.progress, sequence, kSpinUs, kSliceMs)) {
     liveness_();
+    const int64_t now = transport::nowNs();
     const uint64_t seen = other.progress->heartbeat.load(std::memory_order_relaxed);
     if (seen != beat) {
       beat = seen;
@@ -72,11 +67,12 @@ void Peers::await(uint32_t peer, uint64_t sequence) const {
     }
     if (now - beat_at > int64_t{transport::kHeartbeatLostMs} * 1000000) {
       throw PeerGone("device " + other.name +
-                     " of this lease was lost: its worker gave no sign of " + "life for " +
+                     " of this lease was lost: its worker gave no sign of life for " +
                      std::to_string(transport::kHeartbeatLostMs / 1000) +
                      " s while its data was waited for. Call shoal.connect() for a new lease.");
     }
   }
+  waited_ns_ += transport::nowNs() - start;
 }
 
 bool Peers::readAt(const Peer& peer, uint64_t word, uint64_t offset, uint64_t bytes,
@@ -100,8 +96,11 @@ transport::Progress* Peers::toldBy(uint32_t peer) const {
 bool Peers::read(uint32_t peer, const network::ReadRequest& request, const Copy& copy) const {
   const Peer& other = at(peer);
   if (other.elsewhere != nullptr) {
+    const int64_t start = transport::nowNs();
     try {
-      return other.elsewhere->read(request, copy);
+      const bool there = other.elsewhere->read(request, copy);
+      waited_ns_ += transport::nowNs() - start;
+      return there;
     } catch (const network::ConnectionLost& error) {
       throw PeerGone("device " + other.name + " of this lease was lost: " + error.what() +
                      ". Call shoal.connect() for a new lease.");

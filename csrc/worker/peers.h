@@ -32,6 +32,9 @@ class Peers {
 
   void add(PeerOptions options);
   size_t count() const { return peers_.size(); }
+  size_t countHere() const;  // on this machine, this device among them
+  // For how long this device has waited for others, in all.
+  int64_t waitedNs() const { return waited_ns_; }
   bool isPast(uint32_t peer, uint64_t sequence) const;
   // Waits until the peer has done its message `sequence`. Raises an error if the peer is lost.
   void await(uint32_t peer, uint64_t sequence) const;
@@ -60,6 +63,7 @@ class Peers {
   const memory::SharedMemory& host_;
   std::function<void()> liveness_;
   std::vector<Peer> peers_;
+  mutable int64_t waited_ns_ = 0;  // only the worker's main thread reads from peers
 };
 
 }  // namespace shoal::worker

@@ -29,6 +29,7 @@ namespace {
 // A sleeping worker costs its client a system call and 25 µs for the next call: in a running
 // program it is awake. An idle one sleeps after this.
 constexpr int64_t kSpinUs = 1000;
+constexpr int64_t kSpinShortUs = 50;  // where the client and the lease's devices fill all cores
 constexpr int64_t kArrivalsNs = 10000000000;  // for a client elsewhere to open its data connections
 
 class RingReplies final : public ReplySink {
@@ -48,7 +49,7 @@ class RingReplies final : public ReplySink {
     std::copy(payload.begin(), payload.end(), words + 2);
     // Who has the reply must find its request done. A reply tells of any failure, so none is left.
     progress_->failed.store(0, std::memory_order_relaxed);
-    progress_->completed.store(sequence, std::memory_order_release);
+    transport::publish(*progress_, sequence);
     ring_.commit(bytes);
   }
 
@@ -56,6 +57,11 @@ class RingReplies final : public ReplySink {
   transport::Progress* progress_;
   transport::RingProducer ring_;
 };
+
+int64_t spinUs(const Peers* peers) {
+  const size_t busy = 1 + (peers == nullptr ? 1 : peers->countHere());
+  return busy <= std::thread::hardware_concurrency() ? kSpinUs : kSpinShortUs;
+}
 
 bool closed(int socket) {
   pollfd peer{socket, POLLRDHUP, 0};
@@ -190,6 +196,7 @@ void Worker::serve() {
   executor_options.speed = options.speed;
   executor_options.peers = state_->peers.get();
   executor_options.places = &places;
+  executor_options.progress = progress;
   executor_options.shared = &state_->shared;
   transport::RingConsumer requests(state_->requests.data(), wire::kRingBytes,
                                    wire::kMessageBytesMax, liveness);
@@ -201,15 +208,16 @@ void Worker::serve() {
   Executor executor(executor_options, state_->host, state_->arena.get(), replies);
   std::vector<uint64_t> message;
   uint64_t sequence = 0;
+  const int64_t spin_us = spinUs(state_->peers.get());
   try {
     while (true) {
       if (!requests.poll(message)) {
-        requests.wait(kSpinUs, /*timeout_ms=*/INT64_MAX / 2000000);
+        requests.wait(spin_us, /*timeout_ms=*/INT64_MAX / 2000000);
         continue;
       }
       executor.handle(message, ++sequence);
       progress->failed.store(executor.hasFailed() ? 1 : 0, std::memory_order_relaxed);
-      progress->completed.store(sequence, std::memory_order_release);
+      transport::publish(*progress, sequence);
     }
   } catch (const transport::PeerLost&) {
     _exit(0);
