@@ -27,13 +27,17 @@ class Bucket:
 
 
 def make_buckets(
-    items: Sequence[Item], owners: int, bucket_bytes: int, weights: Sequence[float] | None = None
+    items: Sequence[Item],
+    owners: int,
+    bucket_bytes: int,
+    weights: Sequence[float] | None = None,
+    alone_bytes: int | None = None,
 ) -> tuple[Bucket, ...]:
     """Cuts `items`, given in the order of readiness, into buckets and deals them to the owners.
 
-    A parameter larger than `bucket_bytes` is a bucket of its own. A bucket goes to the owner that
-    has the least so far, measured by its weight (its speed): no owner gets more than a bucket above
-    its part.
+    A parameter larger than `bucket_bytes`, or of at least `alone_bytes`, is a bucket of its own. A
+    bucket goes to the owner that has the least so far, measured by its weight (its speed): no owner
+    gets more than a bucket above its part.
 
     >>> [b.owner for b in make_buckets([Item(4), Item(4), Item(4), Item(4)], 2, 4)]
     [0, 1, 0, 1]
@@ -47,7 +51,7 @@ def make_buckets(
         raise ValueError(f"{owners} owners need as many weights above zero, not {speeds}")
     load = [0.0] * owners
     buckets = []
-    for places in _runs(items, bucket_bytes):
+    for places in _runs(items, bucket_bytes, alone_bytes or bucket_bytes + 1):
         size = sum(items[i].size_bytes for i in places)
         owner = min(range(owners), key=lambda o: (load[o] + size / speeds[o], o))
         load[owner] += size / speeds[owner]
@@ -55,11 +59,14 @@ def make_buckets(
     return tuple(buckets)
 
 
-def _runs(items: Sequence[Item], bucket_bytes: int) -> list[list[int]]:
+def _runs(items: Sequence[Item], bucket_bytes: int, alone_bytes: int) -> list[list[int]]:
     """Runs in order of readiness; each kind fills a run of its own."""
     finished: list[list[int]] = []
     open_runs: dict[str, tuple[list[int], int]] = {}
     for place, item in enumerate(items):
+        if item.size_bytes >= alone_bytes:
+            finished.append([place])
+            continue
         run, size = open_runs.get(item.kind, ([], 0))
         if run and size + item.size_bytes > bucket_bytes:
             finished.append(run)

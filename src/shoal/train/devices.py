@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 import shoal
+from shoal import _core
 from shoal.device import session
 from shoal.errors import DeviceLostError, PeerLostError
 from shoal.pool import local
@@ -89,6 +90,36 @@ def record(device: torch.device) -> torch.Event:
     event = torch.Event(device, enable_timing=True)
     event.record(torch.accelerator.current_stream(device))
     return event
+
+
+class Reading:
+    """A number on its way here from the middle of a device's stream; what is issued after it does
+    not hold it up.
+
+    >>> loss = Reading(model(x).mean())
+    >>> loss.value()
+    """
+
+    def __init__(self, number: torch.Tensor) -> None:
+        source = number.detach()
+        self._host = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+        self._host.copy_(source, non_blocking=True)
+        self._arrived = record(source.device)
+
+    def value(self) -> float:
+        """Waits for it; raises what went wrong on the device up to it."""
+        self._arrived.synchronize()
+        return self._host.item()
+
+
+def elapsed_s(start: torch.Event, stop: torch.Event) -> tuple[float, float]:
+    """Seconds between two events of one device, and how many of those it worked: the rest it waited
+    for other devices."""
+    if stop.device.type != "shoal":
+        seconds = start.elapsed_time(stop) / 1e3
+        return seconds, seconds
+    all_ms, waited_ms = _core.elapsed_ms(start.event_id, stop.event_id)
+    return all_ms / 1e3, (all_ms - waited_ms) / 1e3
 
 
 def is_lost(device: torch.device) -> bool:

@@ -1,13 +1,18 @@
 """The exchange of gradients between replicas: each device owns, sums and returns a partition.
 
 Built on plain torch copies between devices and in-place sums, so that a faster way between two
-devices serves it without change. A bucket moves as soon as the backward pass has made its last
-gradient, while the rest is still computed.
+devices serves it without change. The owner takes a bucket of the others while the rest of its own
+backward pass is still computed.
+
+What returns to the others is the sum, and every group updates all weights; or, with a *divided
+update*, each group updates the weights of its own partition, and those return. That halves the
+optimizer's work and state in two groups, but a lost group takes its part of the state along.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,13 +28,17 @@ from shoal.train.devices import record, set_current
 from shoal.train.timeline import Stopwatch, Timeline
 
 BUCKET_BYTES = 4 * 2**20
+#: A parameter of this size is a bucket of its own: its gradient moves without being joined to others.
+ALONE_BYTES = 2**18
+#: The part of its own buckets by which an owner lets the others get behind before it waits for them.
+#: Copies are in the devices' streams: without a lag the devices would march in step.
+LAG = 0.25
 
 
 class _Lane:
-    """A thread that runs the copies towards one device, in order."""
+    """A thread that runs the copies towards one group, in order."""
 
-    def __init__(self, device: torch.device, name: str) -> None:
-        self._device = device
+    def __init__(self, name: str) -> None:
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -43,7 +52,6 @@ class _Lane:
             self._thread.join(5)
 
     def _run(self) -> None:
-        set_current(self._device)
         with torch.no_grad():
             while (work := self._queue.get()) is not None:
                 work()
@@ -56,11 +64,20 @@ class _BucketState:
 
     missing: list[set[int]]  # by group: places whose gradient is not ready
     flats: dict[int, torch.Tensor] = field(default_factory=dict)  # by contributing group
-    ready: dict[int, torch.Event] = field(default_factory=dict)  # when they are computed
     parts: dict[int, torch.Tensor] = field(default_factory=dict)  # the same, at the owner
-    sums: dict[int, torch.Tensor] = field(default_factory=dict)  # by group: what came back
+    total: torch.Tensor | None = None  # at the owner
     used: set[int] = field(default_factory=set)  # places that some group has a gradient for
-    returned: int = 0
+
+
+@dataclass(slots=True)
+class _GroupState:
+    """One group in one step."""
+
+    sent: int = 0  # buckets whose gradients are computed and joined
+    flushed: bool = False  # all of them are
+    held: deque[tuple[int, Callable[[], None]]] = field(default_factory=deque)  # for its lane
+    starts: list[torch.Event] = field(default_factory=list)  # where its backward pass ends
+    norm: torch.Tensor | None = None  # of the gradients that it owns
 
 
 class Exchange:
@@ -68,9 +85,12 @@ class Exchange:
 
     Args:
         replicas: the parameters of each group, in the same order in all.
+        divided: whether each group updates only the weights that it owns.
 
     In a step: `begin()`, a backward pass in each group with `arm(group)` before its last
-    micro-batch, `flush(group)` after it, `wait(group)`; then every group's `.grad` is the sum.
+    micro-batch, `flush(group)` after it, `wait(group)`; then every group's `.grad` is the sum. With a
+    divided update only the gradients that the group owns are there, and after the optimizer's step
+    `return_weights(group)` brings those of the others.
     """
 
     def __init__(
@@ -78,32 +98,37 @@ class Exchange:
         replicas: Sequence[Sequence[nn.Parameter]],
         timeline: Timeline | None = None,
         bucket_bytes: int = BUCKET_BYTES,
+        divided: bool = False,
     ) -> None:
         self._replicas = [[p for p in params if p.requires_grad] for params in replicas]
         self._groups = len(replicas)
+        self.divided = divided and self._groups > 1
         # The backward pass makes the last layers' gradients first.
         order = list(reversed(range(len(self._replicas[0]))))
         items = [self._item(place) for place in order]
-        made = make_buckets(items, self._groups, bucket_bytes)
+        made = make_buckets(items, self._groups, bucket_bytes, alone_bytes=ALONE_BYTES)
         self.buckets = tuple(
             Bucket(b.owner, tuple(order[i] for i in b.items), b.size_bytes) for b in made
         )
         self._bucket_of = {place: i for i, b in enumerate(self.buckets) for place in b.items}
-        devices = {p.device for params in self._replicas for p in params}
-        ordered = sorted(devices, key=str)
-        self._gather = {d: _Lane(d, f"shoal-gather-{d}") for d in ordered}
-        self._return = {d: _Lane(d, f"shoal-return-{d}") for d in ordered}
+        self._lag = max(1, round(LAG * len(self.buckets)))
+        self._devices = [sorted({p.device for p in ps}, key=str) for ps in self._replicas]
+        several = self._groups > 1
+        self._lanes = [_Lane(f"shoal-gather-{g}") for g in range(self._groups) if several]
         clock = timeline or Timeline()
-        self._stopwatches = {d: Stopwatch(f"exchange to {d}", clock) for d in ordered}
+        self._stopwatches = {
+            d: Stopwatch(f"exchange to {d}", clock) for ds in self._devices for d in ds if several
+        }
         self._hooks = [
             _when_accumulated(p, partial(self._on_grad, g, place))
             for g, params in enumerate(self._replicas)
             for place, p in enumerate(params)
-            if self._groups > 1
+            if several
         ]
         self._lock = threading.Lock()
         self._armed: set[tuple[int, torch.device]] = set()
         self._states: list[_BucketState] = []
+        self._progress: list[_GroupState] = []
         self._contributing: frozenset[int] = frozenset()
         self._board = Board()
         self._step = 0
@@ -115,6 +140,17 @@ class Exchange:
         first = parameters[0]
         return Item(first.numel() * first.element_size(), f"{first.dtype} {where}")
 
+    def owned(self, group: int) -> list[nn.Parameter]:
+        """The parameters whose gradients the group sums."""
+        return [
+            self._replicas[group][place]
+            for bucket in self.buckets
+            if bucket.owner == group
+            for place in bucket.items
+        ]
+
+    # --- a step ---
+
     def begin(self, board: Board, step: int, contributing: Sequence[int]) -> None:
         """A new step; groups that have no samples in it do not contribute but get the sum."""
         with self._lock:
@@ -123,6 +159,9 @@ class Exchange:
             self._armed.clear()
             self._states = [
                 _BucketState([set(b.items) for _ in range(self._groups)]) for b in self.buckets
+            ]
+            self._progress = [
+                _GroupState(flushed=g not in self._contributing) for g in range(self._groups)
             ]
 
     def arm(self, group: int, device: torch.device) -> None:
@@ -133,14 +172,18 @@ class Exchange:
         """The group's backward pass is over: what has no gradient now gets none in this step."""
         if self._groups == 1 or group not in self._contributing:
             return
+        progress = self._progress[group]
+        progress.starts = [record(device) for device in self._devices[group]]
         for index, bucket in enumerate(self.buckets):
             with self._lock:
-                state = self._states[index]
-                missing = state.missing[group]
+                missing = self._states[index].missing[group]
                 ready = bool(missing)
                 missing.clear()
             if ready:
                 self._send(index, bucket, group)
+        with self._lock:
+            progress.flushed = True
+        self._release(group)
 
     def wait(self, group: int, timeout_s: float) -> None:
         """Waits until the sums are on their way to the group, and makes them its gradients.
@@ -151,23 +194,68 @@ class Exchange:
         if self._groups == 1:
             return
         for index, bucket in enumerate(self.buckets):
-            self._board.wait(
-                ("sum", index, group), f"gradients for group {group} (bucket {index})", timeout_s
-            )
-            with self._lock:
-                state = self._states[index]
-                flat = state.sums.pop(group)
             parameters = [self._replicas[group][place] for place in bucket.items]
+            if self.divided and bucket.owner != group:
+                for parameter in parameters:
+                    parameter.grad = None
+                continue
+            what = f"the sum of gradients for group {group} (bucket {index})"
+            self._board.wait(("sum", index), what, timeout_s)
+            state = self._states[index]
+            flat = self._returned(state, bucket, group)
             _assign(parameters, [place in state.used for place in bucket.items], flat)
+        for device, start in zip(self._devices[group], self._progress[group].starts, strict=False):
+            self._stopwatches[device].time("exchange", self._step, start, record(device))
+
+    def _returned(self, state: _BucketState, bucket: Bucket, group: int) -> torch.Tensor:
+        """The sum at a group, in the place of what the group gave."""
+        assert state.total is not None
+        if group == bucket.owner:
+            return state.total
+        with torch.no_grad():
+            if group in state.flats:
+                return state.flats[group].copy_(state.total, non_blocking=True)
+            device = self._replicas[group][bucket.items[0]].device
+            return state.total.to(device, non_blocking=True)
+
+    def norm(self, group: int, timeout_s: float) -> torch.Tensor:
+        """The norm of all gradients, of which the group has those that it owns."""
+        owned = [p.grad for p in self.owned(group) if p.grad is not None]
+        device = self._devices[group][0]
+        self._progress[group].norm = nn.utils.get_total_norm(owned).to(device)
+        self._board.mark(("norm", group))
+        norms = []
+        for other in range(self._groups):
+            self._board.wait(("norm", other), f"the norm of group {other}'s gradients", timeout_s)
+            norm = self._progress[other].norm
+            assert norm is not None
+            norms.append(norm.to(device, non_blocking=True))
+        total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        return total
+
+    def return_weights(self, group: int, timeout_s: float) -> None:
+        """After a divided update: hands out the group's own weights and fetches the others'."""
+        self._board.mark(("updated", group))
+        for bucket in self.buckets:
+            if bucket.owner == group:
+                continue
+            what = f"the weights that group {bucket.owner} updates"
+            self._board.wait(("updated", bucket.owner), what, timeout_s)
+            with torch.no_grad():
+                for place in bucket.items:
+                    theirs = self._replicas[bucket.owner][place]
+                    self._replicas[group][place].copy_(theirs, non_blocking=True)
 
     def close(self, wait: bool = True) -> None:
         """Ends the threads; without `wait` they may outlive this, until their device is given up."""
         for hook in self._hooks:
             hook.remove()
-        for lane in [*self._gather.values(), *self._return.values()]:
+        for lane in self._lanes:
             lane.close(wait)
         for stopwatch in self._stopwatches.values():
             stopwatch.close(wait)
+
+    # --- gathering ---
 
     def _on_grad(self, group: int, place: int, parameter: torch.Tensor) -> None:
         if (group, parameter.device) not in self._armed:
@@ -181,73 +269,51 @@ class Exchange:
         self._send(index, self.buckets[index], group)
 
     def _send(self, index: int, bucket: Bucket, group: int) -> None:
-        """Joins the group's gradients and hands them to the owner's thread."""
+        """Joins the group's gradients; the owner takes them when it is far enough itself."""
         parameters = [self._replicas[group][place] for place in bucket.items]
         with torch.no_grad():
             flat = _flatten(parameters)
-        ready = record(flat.device)
+        board, state = self._board, self._states[index]
+        work = partial(self._collect, board, state, index, bucket, group)
         with self._lock:
-            state = self._states[index]
-            state.flats[group], state.ready[group] = flat, ready
+            state.flats[group] = flat
             state.used |= {
                 place
                 for place, p in zip(bucket.items, parameters, strict=True)
                 if p.grad is not None
             }
-        owner = self._replicas[bucket.owner][bucket.items[0]].device
-        work = partial(self._collect, self._board, state, index, bucket, group, owner)
-        self._gather[owner].put(partial(self._guarded, self._board, group, work))
+            self._progress[group].sent += 1
+            self._progress[bucket.owner].held.append(
+                (self._progress[group].sent, partial(self._guarded, board, group, work))
+            )
+        self._release(group)
+        if bucket.owner != group:
+            self._release(bucket.owner)
+
+    def _release(self, owner: int) -> None:
+        """Lets an owner's lane wait for what the others have at the point that it is past itself."""
+        progress = self._progress[owner]
+        with self._lock:
+            while progress.held and (
+                progress.flushed or progress.held[0][0] + self._lag <= progress.sent
+            ):
+                self._lanes[owner].put(progress.held.popleft()[1])
 
     def _collect(
-        self,
-        board: Board,
-        state: _BucketState,
-        index: int,
-        bucket: Bucket,
-        group: int,
-        owner: torch.device,
+        self, board: Board, state: _BucketState, index: int, bucket: Bucket, group: int
     ) -> None:
         """At the owner: takes one group's part, and sums when it was the last."""
+        owner = self._replicas[bucket.owner][bucket.items[0]].device
+        set_current(owner)
         state.parts[group] = state.flats[group].to(owner, non_blocking=True)
-        if len(state.parts) == len(self._contributing):
-            total = _sum(
-                [state.parts[g] for g in sorted(state.parts)], state.parts.get(bucket.owner)
-            )
-            summed = record(owner)
-            for target in range(self._groups):
-                device = self._replicas[target][bucket.items[0]].device
-                work = partial(self._give_back, board, state, index, bucket, target, total, summed)
-                self._return[device].put(partial(self._guarded, board, target, work))
-            state.parts.clear()
-        if group != bucket.owner:
-            self._time(owner, state.ready[group])
-
-    def _give_back(
-        self,
-        board: Board,
-        state: _BucketState,
-        index: int,
-        bucket: Bucket,
-        group: int,
-        total: torch.Tensor,
-        summed: torch.Event,
-    ) -> None:
-        """Brings the sum to one group, in the place of what the group gave."""
-        device = self._replicas[group][bucket.items[0]].device
-        if group == bucket.owner:
-            flat = total
-        elif group in state.flats:
-            flat = state.flats[group].copy_(total, non_blocking=True)
-        else:
-            flat = total.to(device, non_blocking=True)
-        with self._lock:
-            state.sums[group] = flat
-            state.returned += 1
-            if state.returned == self._groups:
-                state.flats.clear()
-        if group != bucket.owner:
-            self._time(device, summed)
-        board.mark(("sum", index, group))
+        if len(state.parts) < len(self._contributing):
+            return
+        parts = [state.parts[g] for g in sorted(state.parts)]
+        state.total = _sum(parts, state.parts.get(bucket.owner))
+        state.parts.clear()
+        if self.divided:
+            state.flats.clear()
+        board.mark(("sum", index))
 
     def _guarded(self, board: Board, group: int, work: Callable[[], None]) -> None:
         """Runs a copy; what goes wrong ends the step, not the thread."""
@@ -259,10 +325,6 @@ class Exchange:
             pass
         except BaseException as error:
             board.fail(group, error)
-
-    def _time(self, device: torch.device, start: torch.Event) -> None:
-        """From when the values were there at the other device until they are here."""
-        self._stopwatches[device].time("exchange", self._step, start, record(device))
 
 
 def _when_accumulated(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) -> Any:

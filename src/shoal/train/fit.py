@@ -94,8 +94,9 @@ def fit(
         report, trace: files for a page with plots, and for a Chrome trace.
         options: of `Trainer`: micro_batches, clip_norm, autocast, on_lost, …
 
-    When a group is lost, `on_lost="continue"` goes on with the others; `"stop"` (the default) writes
-    a checkpoint of the last whole step, if there is a folder and another group, and raises.
+    When a group is lost, `on_lost="continue"` goes on with the others; `"save"`, the default where
+    there is a checkpoint folder, writes the last whole step there, if there is another group, and
+    raises; `"stop"`, else the default, raises.
 
     >>> shoal.train.fit(model, F.cross_entropy, optimizer, ("x.npy", "y.npy"), groups=2, epochs=3)
     """
@@ -110,6 +111,7 @@ def fit(
         plan = _Plan(
             epochs, check, scheduler, checkpoints, checkpoint_every, early_stop, seconds_max
         )
+        options.setdefault("on_lost", "save" if checkpoints is not None else "stop")
         trainer = stack.enter_context(Trainer(model, loss, optimizer, formed, **options))
         run = _Fit(trainer, loader, plan)
         if checkpoints is not None and resume:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from shoal.train import batches, schedules
 from shoal.train.board import Aborted, Board
-from shoal.train.devices import record, set_current
+from shoal.train.devices import Reading, record, set_current
 from shoal.train.groups import WorkerGroup
 from shoal.train.partition import Stage
 from shoal.train.profile import ModelProfile
@@ -80,7 +80,7 @@ class PipelineReplica(Replica):
 
     def forward_backward(
         self, parts: Sequence[Part], context: StepContext
-    ) -> list[tuple[torch.Tensor, float]]:
+    ) -> list[tuple[Reading, float]]:
         if not parts:
             return []
         schedule = schedules.make(self.schedule, self.stages, len(parts))
@@ -109,6 +109,11 @@ class PipelineReplica(Replica):
         assert run.loss is not None
         set_current(self._devices[0])
         return run.loss
+
+    def seconds(self, step: int) -> float | None:
+        """How long the group's pipeline ran: its devices wait for each other in it."""
+        took = self.stopwatches[0].take(step)
+        return took.whole_s if took is not None else None
 
     def start(self, work: Callable[[], None]) -> None:
         self._threads.submit(work)
@@ -166,10 +171,10 @@ class _PipelineStep:
         self._board = board
         self._last = replica.stages - 1
         self._devices = replica._devices
-        self._losses: dict[int, torch.Tensor] = {}
+        self._losses: dict[int, Reading] = {}
 
     @property
-    def losses(self) -> list[tuple[torch.Tensor, float]]:
+    def losses(self) -> list[tuple[Reading, float]]:
         return [(self._losses[m], part.weight) for m, part in enumerate(self._parts)]
 
     def run_stage(self, stage: int, line: Sequence[schedules.Instruction]) -> None:
@@ -184,7 +189,13 @@ class _PipelineStep:
                 self._await_neighbour(stage, instruction)
                 start = record(device)
                 work(stage, instruction.micro)
-                stopwatch.time(instruction.kind, self._context.step, start, record(device))
+                stopwatch.time(
+                    instruction.kind,
+                    self._context.step,
+                    start,
+                    record(device),
+                    last=instruction is line[-1],
+                )
         except BaseException as error:
             self._board.fail(self._replica.group.index, error)
             raise
@@ -224,7 +235,7 @@ class _PipelineStep:
             self._context.exchange.arm(self._context.slot, device)
         if stage == self._last:
             assert run.loss is not None
-            self._losses[micro] = run.loss.detach()
+            self._losses[micro] = Reading(run.loss)
             (run.loss * self._parts[micro].weight).backward()  # type: ignore[no-untyped-call]
             run.loss = None
         else:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from shoal.train import batches
 from shoal.train.board import Board
-from shoal.train.devices import record
+from shoal.train.devices import Reading, record
 from shoal.train.exchange import Exchange
 from shoal.train.groups import WorkerGroup
 from shoal.train.timeline import Stopwatch, Timeline
@@ -95,7 +95,7 @@ class Replica:
 
     def forward_backward(
         self, parts: Sequence[Part], context: StepContext
-    ) -> list[tuple[torch.Tensor, float]]:
+    ) -> list[tuple[Reading, float]]:
         """Gradients of the parts' weighted losses; returns the losses with their weights."""
         device: torch.device = self.group.device
         losses = []
@@ -106,8 +106,8 @@ class Replica:
                 context.exchange.arm(context.slot, device)
             batch = batches.to_device(part.batch, device)
             loss = self.objective(self.model, batch, device.type)
+            losses.append((Reading(loss), part.weight))
             (loss * part.weight).backward()  # type: ignore[no-untyped-call]
-            losses.append((loss.detach(), part.weight))
         self.stopwatches[0].time("compute", context.step, start, record(device))
         return losses
 
@@ -119,7 +119,8 @@ class Replica:
 
     def seconds(self, step: int) -> float | None:
         """How long the group computed in a step, once it is known."""
-        return self.stopwatches[0].take(step)
+        took = self.stopwatches[0].take(step)
+        return took.worked_s if took is not None else None
 
     def close(self) -> None:
         for stopwatch in self.stopwatches:
@@ -202,14 +203,15 @@ def copy_replica(source: Replica, target: Replica) -> None:
             state = source.optimizer.state.get(ours)
             if state is not None:
                 target.optimizer.state[theirs] = {
-                    k: _beside(v, ours, theirs) for k, v in state.items()
+                    k: beside(v, ours, theirs) for k, v in state.items()
                 }
         for ours_b, theirs_b in zip(source.model.buffers(), target.model.buffers(), strict=True):
             theirs_b.copy_(ours_b)
     adopt_hyperparameters(target.optimizer, hyperparameters(source.optimizer))
 
 
-def _beside(value: Any, ours: torch.Tensor, theirs: torch.Tensor) -> Any:
+def beside(value: Any, ours: torch.Tensor, theirs: torch.Tensor) -> Any:
+    """A copy of a piece of `ours`' optimizer state for `theirs`, where that lies."""
     if not isinstance(value, torch.Tensor):
         return copy.deepcopy(value)
     if value.device == ours.device and value.device != theirs.device:

@@ -14,6 +14,8 @@ from queue import SimpleQueue
 
 import torch
 
+from shoal.train.devices import elapsed_s
+
 SPANS_MAX = 100_000
 
 
@@ -96,11 +98,20 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True)
+class Took:
+    """How long a device was busy with a step."""
+
+    worked_s: float  # without waiting for other devices
+    whole_s: float  # from the first work to the end of the last
+
+
+@dataclass(frozen=True, slots=True)
 class _Pair:
     kind: str
     step: int
     start: torch.Event
     stop: torch.Event
+    last: bool
 
 
 class Stopwatch:
@@ -114,18 +125,21 @@ class Stopwatch:
         self.track = track
         self._timeline = timeline
         self._queue: SimpleQueue[_Pair | None] = SimpleQueue()
-        self._first: tuple[int, torch.Event] | None = None  # the step's first start
-        self._took: dict[int, float] = {}  # step -> seconds from its first start to its last stop
+        self._first: _Pair | None = None  # of the step that is timed now
+        self._worked_s = 0.0
+        self._took: dict[int, Took] = {}
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"shoal-time-{track}", daemon=True)
         self._thread.start()
 
-    def time(self, kind: str, step: int, start: torch.Event, stop: torch.Event) -> None:
-        """Times from `start`, on this or another device, to `stop` on this one."""
-        self._queue.put(_Pair(kind, step, start, stop))
+    def time(
+        self, kind: str, step: int, start: torch.Event, stop: torch.Event, last: bool = True
+    ) -> None:
+        """Times from `start` to `stop`, both on this device; `last` ends the step's work."""
+        self._queue.put(_Pair(kind, step, start, stop, last))
 
-    def take(self, step: int) -> float | None:
-        """Seconds from the step's first work to its last on this device, if known already."""
+    def take(self, step: int) -> Took | None:
+        """How long the step took this device, if it is known already."""
         with self._lock:
             for old in [s for s in self._took if s < step - 8]:
                 del self._took[old]
@@ -144,20 +158,14 @@ class Stopwatch:
                 continue
 
     def _measure(self, pair: _Pair) -> None:
-        if pair.start.device != pair.stop.device:  # two clocks: this program's is the third
-            pair.start.synchronize()
-            start = time.perf_counter()
-            pair.stop.synchronize()
-            self._timeline.add(Span(self.track, pair.kind, start, time.perf_counter(), pair.step))
-            return
         pair.stop.synchronize()
-        stop = time.perf_counter()
-        seconds = pair.start.elapsed_time(pair.stop) / 1e3
-        self._timeline.add(Span(self.track, pair.kind, stop - seconds, stop, pair.step))
-        if self._first is None or self._first[0] != pair.step:
-            self._first = pair.step, pair.start
-        whole = seconds
-        if self._first[1] is not pair.start:
-            whole = self._first[1].elapsed_time(pair.stop) / 1e3
-        with self._lock:
-            self._took[pair.step] = whole
+        stop_s = time.perf_counter()
+        seconds, worked_s = elapsed_s(pair.start, pair.stop)
+        self._timeline.add(Span(self.track, pair.kind, stop_s - seconds, stop_s, pair.step))
+        if self._first is None or self._first.step != pair.step:
+            self._first, self._worked_s = pair, 0.0
+        self._worked_s += worked_s
+        if pair.last:
+            whole_s = elapsed_s(self._first.start, pair.stop)[0]
+            with self._lock:
+                self._took[pair.step] = Took(self._worked_s, whole_s)

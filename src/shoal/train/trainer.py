@@ -30,6 +30,7 @@ from shoal.train.replicas import (
     Replica,
     StepContext,
     adopt_hyperparameters,
+    beside,
     copy_replica,
     hyperparameters,
     place,
@@ -84,7 +85,12 @@ class Trainer:
         weigh: what a part of a batch counts in the mean, by default its samples. For losses that
             are means over something else: `weigh=lambda batch: batch["attention_mask"].sum()`.
         nan: "raise" before the weights change, "skip" the step, or "ignore" (the loss is not read).
-        on_lost: "stop" raises when a group is lost; "continue" does the step again with the others.
+        on_lost: what is kept for the case that a group is lost. "stop" raises, and whatever that
+            group held is gone; "save" raises, and `drop(error.group)` then leaves the last whole
+            step in the model and the optimizer; "continue" does the step again with the others.
+        divide_update: whether each group updates only the weights whose gradients it sums, and
+            keeps only their optimizer state: less work and less memory. Default: where
+            `on_lost="stop"` and the optimizer is one of torch's.
         balance: whether groups get as many samples as makes them finish together.
         batch_limits: the most samples that each group can hold, if memory limits them.
 
@@ -107,7 +113,8 @@ class Trainer:
         autocast: Autocast = None,
         weigh: Callable[[Any], Any] | None = None,
         nan: Literal["raise", "skip", "ignore"] = "raise",
-        on_lost: Literal["stop", "continue"] = "stop",
+        on_lost: Literal["stop", "save", "continue"] = "stop",
+        divide_update: bool | None = None,
         balance: bool = True,
         batch_limits: Sequence[int | None] | None = None,
         bucket_bytes: int = BUCKET_BYTES,
@@ -126,6 +133,7 @@ class Trainer:
         self._weigh = weigh or batches.size
         self._nan = nan
         self._on_lost = on_lost
+        self._divide_update = _may_divide(optimizer, on_lost, divide_update)
         self._balance = balance
         self._limits = tuple(batch_limits) if batch_limits is not None else None
         self._bucket_bytes = bucket_bytes
@@ -139,11 +147,13 @@ class Trainer:
         self._dividing = threading.Lock()
         self._board = Board()
         self._forget: Callable[[], None] = _nothing
+        self._unhook: Callable[[], None] = _nothing
 
     # --- a step ---
 
     def step(self, batch: Any) -> Step:
-        """Trains on one batch; all groups have computed it when this returns."""
+        """Trains on one batch. When this returns the loss is known and the rest is on its way: the
+        devices work on while the next batch is prepared (`synchronize()` waits for them)."""
         ready = batch if isinstance(batch, Prepared) else self.prepare(batch)
         self.build(ready.batch)
         while True:
@@ -151,7 +161,7 @@ class Trainer:
                 return self._attempt(ready)
             except GroupLostError as error:
                 self.lost.append(error)
-                if self._on_lost == "stop" or len(self._replicas) == 1:
+                if self._on_lost != "continue" or len(self._replicas) == 1:
                     raise
                 self._drop(error.group)
 
@@ -181,6 +191,9 @@ class Trainer:
         self._replicas = self._builder.build(
             self.model, self.optimizer, self.groups, self._objective, self.timeline, batch
         )
+        if self._divide_update:
+            hook = self.optimizer.register_state_dict_pre_hook(lambda _: self._gather_state())
+            self._unhook = hook.remove
         has_norm = any(isinstance(m, _BatchNorm) for m in self.model.modules())
         least = 2 if has_norm else 0
         self._connect(shares.Divider(len(self._replicas), self._limits, least=least))
@@ -189,7 +202,10 @@ class Trainer:
     def _connect(self, divider: shares.Divider) -> None:
         self._divider = divider
         self._exchange = Exchange(
-            [replica.parameters for replica in self._replicas], self.timeline, self._bucket_bytes
+            [replica.parameters for replica in self._replicas],
+            self.timeline,
+            self._bucket_bytes,
+            self._divide_update,
         )
 
     def _attempt(self, ready: Prepared) -> Step:
@@ -242,24 +258,35 @@ class Trainer:
             losses = replica.forward_backward(parts, context) if parts else []
             context.exchange.flush(slot)
             context.exchange.wait(slot, self._timeout_s)
-            if self._nan != "ignore" or self._on_lost == "continue":
+            if self._on_lost != "stop":
                 # The others' gradients have really come: after the commit there is no way back.
                 for member in replica.used_members:
                     devices.synchronize(member.device)
             if self._nan != "ignore":
-                board.put("loss", slot, math.fsum(loss.item() * w for loss, w in losses))
+                board.put("loss", slot, math.fsum(loss.value() * w for loss, w in losses))
             board.mark(("ready", slot))
             board.wait(COMMIT, "the other groups", self._timeout_s)
             if not board.is_marked("skip"):
-                if slot > 0:
-                    adopt_hyperparameters(replica.optimizer, settings)
-                if self._clip_norm is not None:
-                    nn.utils.clip_grad_norm_(replica.parameters, self._clip_norm)
-                replica.optimizer.step()
+                self._update(replica, context, settings)
             replica.optimizer.zero_grad(set_to_none=True)
         except BaseException as error:
             board.fail(replica.group.index, error)
             raise
+
+    def _update(
+        self, replica: Replica, context: StepContext, settings: Sequence[dict[str, Any]]
+    ) -> None:
+        exchange, slot = context.exchange, context.slot
+        if slot > 0:
+            adopt_hyperparameters(replica.optimizer, settings)
+        if self._clip_norm is not None and exchange.divided:
+            norm = exchange.norm(slot, self._timeout_s)
+            nn.utils.clip_grads_with_norm_(exchange.owned(slot), self._clip_norm, norm)
+        elif self._clip_norm is not None:
+            nn.utils.clip_grad_norm_(replica.parameters, self._clip_norm)
+        replica.optimizer.step()
+        if exchange.divided:
+            exchange.return_weights(slot, self._timeout_s)
 
     def _loss(self, futures: Sequence[Future[Any]], board: Board, number: int) -> float:
         """The batch's loss. Not finite: raises before any weight has changed."""
@@ -379,14 +406,18 @@ class Trainer:
         lost = replica.group.error(error, number)
         assert isinstance(lost, GroupLostError)
         self.lost.append(lost)
-        if self._on_lost == "stop" or len(self._replicas) == 1:
+        if self._on_lost != "continue" or len(self._replicas) == 1:
             raise lost from error
         self._drop(replica.group.index)
 
     def drop(self, index: int) -> bool:
         """Gives a group up. The model and optimizer then hold what the others hold; False if there
-        are no others."""
-        if len(self._replicas) < 2 or all(r.group.index != index for r in self._replicas):
+        are no others, or with `on_lost="stop"`."""
+        if (
+            self._on_lost == "stop"
+            or len(self._replicas) < 2
+            or all(r.group.index != index for r in self._replicas)
+        ):
             return False
         self._drop(index)
         return True
@@ -457,6 +488,21 @@ class Trainer:
         for replica in self._replicas[1:]:
             copy_replica(self._replicas[0], replica)
 
+    def _gather_state(self) -> None:
+        """Brings the optimizer state that other groups keep to the user's own optimizer."""
+        if self._exchange is None or not self._exchange.divided:
+            return
+        first = self._replicas[0]
+        for slot, replica in enumerate(self._replicas[1:], start=1):
+            ours = dict(zip(replica.parameters, first.parameters, strict=True))
+            for theirs in self._exchange.owned(slot):
+                if theirs in replica.optimizer.state:
+                    state = replica.optimizer.state[theirs]
+                    own = ours[theirs]
+                    first.optimizer.state[own] = {
+                        k: beside(v, theirs, own) for k, v in state.items()
+                    }
+
     @property
     def layout(self) -> list[list[str]]:
         """The names of the devices of each group, in the order of its stages."""
@@ -465,10 +511,15 @@ class Trainer:
     def close(self) -> None:
         """Ends the training: the model goes back to where it was before."""
         self._forget()
+        self._unhook()
+        failure: BaseException | None = None
+        try:
+            self._gather_state()
+        except DeviceLostError as error:
+            failure = error
         replicas, self._replicas = self._replicas, []
         if not replicas:
             return
-        failure: BaseException | None = None
         try:
             place(self.model, self.optimizer, lambda name: self._homes[name])
         except DeviceLostError as error:
@@ -494,6 +545,19 @@ class Trainer:
         except DeviceLostError:
             if error is None:
                 raise
+
+
+def _may_divide(optimizer: Optimizer, on_lost: str, asked: bool | None) -> bool:
+    """Whether groups may update parts of the model: each weight by itself, and none to be rescued."""
+    if asked and on_lost != "stop":
+        raise ValueError(
+            f'divide_update=True keeps each part of the optimizer state once; on_lost="{on_lost}" '
+            "needs it in every group"
+        )
+    apart = type(optimizer).__module__.startswith("torch.optim.") and not isinstance(
+        optimizer, torch.optim.LBFGS
+    )
+    return on_lost == "stop" and (apart if asked is None else asked)
 
 
 def _nothing() -> None:
