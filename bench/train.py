@@ -27,7 +27,7 @@ from rich.table import Table
 
 import shoal
 import shoal.train
-from bench.train_peers import MICRO_BATCHES, MODELS, adamw, loss_of, made
+from bench.train_peers import MODELS, adamw, loss_of, made
 
 SLOW = 0.45
 #: Peers keep freed memory, as a device's allocator does: first touches cost more than copies.
@@ -113,13 +113,7 @@ def ours(
     """A trainer on the current lease; a burst ends when all devices are done."""
     model, _ = made(model_name)
     with shoal.train.worker_groups(groups, devices) as formed:
-        with shoal.train.Trainer(
-            model,
-            loss_of,
-            adamw(model),
-            formed,
-            micro_batches=MICRO_BATCHES if devices > 1 else None,
-        ) as trainer:
+        with shoal.train.Trainer(model, loss_of, adamw(model), formed) as trainer:
 
             def run(steps: int) -> float:
                 start = time.perf_counter()

@@ -263,7 +263,7 @@ void Session::download(Address base, uint64_t offset, void* to, uint64_t bytes, 
     quiet = settled(*home);
   }
   const bool pinned = HostMemory::exists() && HostMemory::get().contains(to);
-  if (pinned && bytes > wire::kInlineBytesMax) {
+  if (pinned && (non_blocking || bytes > wire::kInlineBytesMax)) {
     uint64_t sequence;
     {
       const Lock held = lock();

@@ -1,6 +1,7 @@
 #include "worker/calls.h"
 
 #include <ATen/Functions.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/TensorImpl.h>
@@ -297,9 +298,19 @@ void Calls::invoke(const PreparedCall& prepared, Run& run) {
   if (speed_ < 1.0) throttle(took_ns);
 }
 
+int64_t Calls::threadCpuNs() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
 void Calls::throttle(int64_t took_ns) {
+  // What others do on this core is not the device's slowness. (Of several threads we see one.)
+  const int64_t worked_ns = threadCpuNs();
+  if (at::get_num_threads() == 1) took_ns = std::min(took_ns, worked_ns - worked_seen_ns_);
+  worked_seen_ns_ = worked_ns;
   owed_ns_ += static_cast<int64_t>(static_cast<double>(took_ns) * (1.0 / speed_ - 1.0));
-  if (owed_ns_ < 100000) return;  // shorter sleeps overshoot by more than they last
+  if (owed_ns_ < 1000000) return;  // many short sleeps cost more than they last
   const int64_t start = transport::nowNs();
   const timespec pause{owed_ns_ / 1000000000, owed_ns_ % 1000000000};
   nanosleep(&pause, nullptr);

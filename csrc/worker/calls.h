@@ -96,6 +96,7 @@ class Calls {
   at::Tensor tensorAt(wire::Address address, const Shape& shape, bool writes,
                       std::shared_ptr<const Failure>& poison);
   void invoke(const PreparedCall& prepared, Run& run);
+  static int64_t threadCpuNs();
   void throttle(int64_t took_ns);
   void bindOutputs(const PreparedCall& prepared, const torch::jit::Stack& results,
                    const uint64_t* addresses);
@@ -120,7 +121,8 @@ class Calls {
   std::string operator_name_;
   uint64_t count_ = 0;
   int64_t busy_ns_ = 0;
-  int64_t owed_ns_ = 0;  // time that a slower device would still have taken
+  int64_t owed_ns_ = 0;         // time that a slower device would still have taken
+  int64_t worked_seen_ns_ = 0;  // the thread's time at the last look
 };
 
 }  // namespace shoal::worker

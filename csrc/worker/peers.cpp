@@ -56,6 +56,7 @@ void Peers::await(uint32_t peer, uint64_t sequence) const {
   if (isPast(peer, sequence)) return;
   const int64_t start = transport::nowNs();
   uint64_t beat = other.progress->heartbeat.load(std::memory_order_relaxed);
+  if (other.silent_since == beat) raiseGone(other);  // given up before, and nothing heard since
   int64_t beat_at = start;
   while (!transport::awaitCompleted(*other.progress, sequence, kSpinUs, kSliceMs)) {
     liveness_();
@@ -66,13 +67,18 @@ void Peers::await(uint32_t peer, uint64_t sequence) const {
       beat_at = now;
     }
     if (now - beat_at > int64_t{transport::kHeartbeatLostMs} * 1000000) {
-      throw PeerGone("device " + other.name +
-                     " of this lease was lost: its worker gave no sign of life for " +
-                     std::to_string(transport::kHeartbeatLostMs / 1000) +
-                     " s while its data was waited for. Call shoal.connect() for a new lease.");
+      other.silent_since = beat;
+      raiseGone(other);
     }
   }
   waited_ns_ += transport::nowNs() - start;
+}
+
+void Peers::raiseGone(const Peer& other) {
+  throw PeerGone("device " + other.name +
+                 " of this lease was lost: its worker gave no sign of life for " +
+                 std::to_string(transport::kHeartbeatLostMs / 1000) +
+                 " s while its data was waited for. Call shoal.connect() for a new lease.");
 }
 
 bool Peers::readAt(const Peer& peer, uint64_t word, uint64_t offset, uint64_t bytes,

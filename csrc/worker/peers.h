@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -55,7 +56,9 @@ class Peers {
     transport::Progress* progress;
     std::unique_ptr<transport::Places> places;
     std::unique_ptr<network::PeerReader> elsewhere;
+    mutable std::optional<uint64_t> silent_since;  // its heartbeat when it was given up
   };
+  [[noreturn]] static void raiseGone(const Peer& other);
   const Peer& at(uint32_t peer) const;
   bool readAt(const Peer& peer, uint64_t word, uint64_t offset, uint64_t bytes,
               const Copy& copy) const;

@@ -261,3 +261,17 @@ def test_numpy_and_lists() -> None:
     assert torch.as_tensor([1, 2, 3], device="shoal").tolist() == [1, 2, 3]
     with pytest.raises(TypeError, match="shoal"):
         remote.numpy()
+
+
+def test_a_number_comes_to_pinned_memory_without_waiting_for_it() -> None:
+    x = torch.full((1500, 1500), 1e-3, device="shoal")
+    host = torch.zeros((), pin_memory=True)
+    arrived = torch.Event("shoal")
+    torch.shoal.synchronize()
+    for _ in range(8):
+        x = x @ x
+    host.copy_(x.sum(), non_blocking=True)
+    arrived.record()
+    assert not arrived.query()  # the products take a second, the call took none of it
+    arrived.synchronize()
+    assert host.item() == x.sum().item()

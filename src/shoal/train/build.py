@@ -21,6 +21,9 @@ from shoal.train.schedules import SCHEDULES, InvalidSchedule
 from shoal.train.timeline import Timeline
 
 MICRO_BATCHES_PER_STAGE = 4
+#: Rows that a product with a weight should have in a micro-batch: with fewer, reading the weights
+#: costs more than multiplying by them.
+ROWS_MIN = 64
 #: Random numbers differ between groups, as between samples; device generators are seeded so.
 SEED_STRIDE = 1_000_003
 
@@ -36,13 +39,16 @@ class Builder:
         if schedule not in SCHEDULES:
             raise InvalidSchedule(f"{schedule!r} is no schedule; use {' or '.join(SCHEDULES)}")
         self._micro_batches = micro_batches
+        self._most = MICRO_BATCHES_PER_STAGE**4  # micro-batches that leave each enough rows
         self._schedule = schedule
         self._tell = tell
 
     def micro_batches_for(self, stages: int) -> int:
         if self._micro_batches is not None:
             return self._micro_batches
-        return 1 if stages == 1 else MICRO_BATCHES_PER_STAGE * stages
+        if stages == 1:
+            return 1
+        return max(stages, min(self._most, MICRO_BATCHES_PER_STAGE * stages))
 
     def build(
         self,
@@ -58,6 +64,8 @@ class Builder:
         speeds: dict[Member, float] = {}
         if groups.automatic or max(groups.shape) > 1:
             found = self._profile(model, objective, batch, groups)
+            samples = batches.size(batch) // max(1, len(groups.shape))
+            self._most = max(1, int(samples * found.rows_per_sample / ROWS_MIN))
             speeds = _speeds(groups.members)
         if groups.automatic and not len(groups):
             assert found is not None
@@ -87,7 +95,7 @@ class Builder:
         def on(where: torch.device) -> ModelProfile:
             place(model, None, lambda _: where)
             moved = batches.to_device(part, where)
-            return profile(model, lambda: objective(model, moved, where.type), where)
+            return profile(model, lambda: objective(model, moved, where.type), where, samples)
 
         try:
             set_current(device)

@@ -23,6 +23,10 @@ from shoal.train.stages import Run, Weights, watch_modules
 from shoal.train.threads import DaemonPool
 from shoal.train.timeline import Timeline
 
+#: Steps of which the timeline has every forward and backward; of the others it has the sum. To time a
+#: piece costs a wake-up, and small pieces are many.
+DETAIL_EVERY, DETAIL_STEPS = 16, 2
+
 
 @dataclass(frozen=True)
 class StagePlan:
@@ -183,19 +187,20 @@ class _PipelineStep:
         stopwatch = self._replica.stopwatches[stage]
         try:
             set_current(device)
+            step = self._context.step
+            in_detail = step % DETAIL_EVERY < DETAIL_STEPS
+            start = record(device)
             for instruction in line:
                 self._board.check()
                 work = self._forward if instruction.kind == "forward" else self._backward
                 self._await_neighbour(stage, instruction)
-                start = record(device)
                 work(stage, instruction.micro)
-                stopwatch.time(
-                    instruction.kind,
-                    self._context.step,
-                    start,
-                    record(device),
-                    last=instruction is line[-1],
-                )
+                last = instruction is line[-1]
+                if in_detail or last:
+                    kind = instruction.kind if in_detail else "compute"
+                    stop = record(device)
+                    stopwatch.time(kind, step, start, stop, last)
+                    start = stop
         except BaseException as error:
             self._board.fail(self._replica.group.index, error)
             raise

@@ -13,12 +13,13 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
 
 from shoal.train.devices import synchronize
 from shoal.train.partition import Unit
 from shoal.train.stages import Tracer, watch_modules
 
-REPEATS = 3
+REPEATS = 5
 START = "(start)"  # what runs before the first point
 
 
@@ -28,6 +29,7 @@ class ModelProfile:
 
     units: tuple[Unit, ...]
     weights: dict[str, int]  # name of a parameter or buffer -> first unit that uses it
+    rows_per_sample: float = 1.0  # by which each weight is multiplied in the mean: tokens, pixels
 
     @property
     def seconds(self) -> float:
@@ -139,9 +141,10 @@ def synchronize_any(device: torch.device) -> None:
 
 
 def profile(
-    model: nn.Module, forward: Callable[[], torch.Tensor], device: torch.device
+    model: nn.Module, forward: Callable[[], torch.Tensor], device: torch.device, samples: int = 1
 ) -> ModelProfile:
-    """Runs `forward` (which returns the loss) and its backward pass a few times and measures.
+    """Runs `forward` (which returns the loss of `samples`) and its backward pass a few times and
+    measures.
 
     Buffers, gradients and random numbers are afterwards as before.
     """
@@ -152,6 +155,8 @@ def profile(
     storages = {t.untyped_storage().data_ptr() for _, t in tensors}
     try:
         with _unchanged(model, device):
+            with FlopCounterMode(display=False) as counter, torch.no_grad():
+                forward()
             runs = [_run(forward, device, weights, storages) for _ in range(1 + REPEATS)][1:]
     finally:
         for handle in handles:
@@ -160,7 +165,9 @@ def profile(
     once = [i for i, n in enumerate(first.names) if first.names.count(n) == 1]
     if any(run.names != first.names for run in runs):
         once = [0]  # the way differs from run to run: nowhere is safe to cut
-    return _units(model, first, runs, once)
+    weights_read = sum(p.numel() for p in model.parameters() if p.dim() > 1)
+    rows = counter.get_total_flops() / (2 * max(1, weights_read) * samples)
+    return _units(model, first, runs, once, max(1.0, rows))
 
 
 def _run(
@@ -182,7 +189,11 @@ def _run(
 
 
 def _units(
-    model: nn.Module, first: _Recorder, runs: Sequence[_Recorder], once: list[int]
+    model: nn.Module,
+    first: _Recorder,
+    runs: Sequence[_Recorder],
+    once: list[int],
+    rows_per_sample: float,
 ) -> ModelProfile:
     """Joins what cannot be separated, and takes the least time of each unit over the runs."""
     count = len(first.names)
@@ -214,7 +225,7 @@ def _units(
                 output_bytes=first.crossing[group[-1]],
             )
         )
-    return ModelProfile(tuple(units), weights)
+    return ModelProfile(tuple(units), weights, rows_per_sample)
 
 
 def _is_empty(recorder: _Recorder, starts: Sequence[int]) -> bool:

@@ -7,13 +7,15 @@ result is that of one large batch whatever the division.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 HISTORY = 16  # observations that a fit remembers
 FORGET = 0.8  # weight of an observation against the one after it
 SPREAD_MIN = 1.1  # sample counts must differ by this factor before a and b are told apart
+PROMISES = 4  # steps in a row that must promise a small gain
 JUMP = 0.2  # an observation off by more than this is a stall, or the device has changed
 
 
@@ -55,13 +57,14 @@ class CostFit:
         return min(counts) <= SPREAD_MIN * samples and samples <= SPREAD_MIN * max(counts)
 
     def _fit(self) -> None:
-        weights = [FORGET**age for age in reversed(range(len(self._seen)))]
+        seen = self._typical()
+        weights = [FORGET**age for age in reversed(range(len(seen)))]
         total = sum(weights)
-        mean_n = sum(w * n for w, (n, _) in zip(weights, self._seen, strict=True)) / total
-        mean_t = sum(w * t for w, (_, t) in zip(weights, self._seen, strict=True)) / total
-        counts = [n for n, _ in self._seen]
+        mean_n = sum(w * n for w, (n, _) in zip(weights, seen, strict=True)) / total
+        mean_t = sum(w * t for w, (_, t) in zip(weights, seen, strict=True)) / total
+        counts = [n for n, _ in seen]
         if max(counts) >= SPREAD_MIN * min(counts):
-            pairs = list(zip(weights, self._seen, strict=True))
+            pairs = list(zip(weights, seen, strict=True))
             spread = sum(w * (n - mean_n) ** 2 for w, (n, _) in pairs)
             slope = sum(w * (n - mean_n) * (t - mean_t) for w, (n, t) in pairs) / spread
             # Neither a fixed cost below zero nor samples that cost nothing: noise made those.
@@ -72,6 +75,15 @@ class CostFit:
             scale = mean_t / level if level > 0 else 0.0
             self.fixed_s *= scale
             self.sample_s = self.sample_s * scale if scale else mean_t / mean_n
+
+    def _typical(self) -> list[tuple[int, float]]:
+        """What was seen, without the slower half of each number of samples: other work on the machine
+        only ever adds time."""
+        by_count: dict[int, list[float]] = {}
+        for n, seconds in self._seen:
+            by_count.setdefault(n, []).append(seconds)
+        limits = {n: statistics.median_high(times) for n, times in by_count.items()}
+        return [(n, t) for n, t in self._seen if t <= limits[n]]
 
 
 def divide(
@@ -136,12 +148,14 @@ class Divider:
     groups: int
     limits: tuple[int | None, ...] | None = None
     gain_min: float = 0.04  # a new division must promise at least this: new sizes cost a warm-up
+    gain_sure: float = 0.12  # and this, to be taken at once; less must be promised several times
     probe_every: int = 20  # steps after which a group without samples is tried again
     least: int = 0  # samples that every group gets (batch normalisation needs two)
     fits: list[CostFit] = field(default_factory=list)
     _current: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _warm: set[tuple[int, int]] = field(default_factory=set)  # (group, samples) seen before
     _steps: int = 0
+    _wanted: int = 0  # steps in a row in which another division promised something
 
     def __post_init__(self) -> None:
         if not self.fits:
@@ -155,14 +169,22 @@ class Divider:
             best = divide(total, [CostFit()] * self.groups, self.limits)
         else:
             best = self._keep_half(divide(total, self.fits, self.limits), current)
-            if current is not None and self.slowest(best) > (1 - self.gain_min) * self.slowest(
-                current
-            ):
+            if current is not None and not self._pays(best, current):
                 best = current
         self._current[total] = best
         if self._steps % self.probe_every == 0 and 0 in best and total >= self.groups:
             return self._probe(best)
         return best
+
+    def _pays(self, best: tuple[int, ...], current: tuple[int, ...]) -> bool:
+        """Whether to change the division: noise promises a little now and then, a difference between
+        devices promises it every time."""
+        gain = 1 - self.slowest(best) / self.slowest(current)
+        self._wanted = self._wanted + 1 if gain >= self.gain_min else 0
+        if gain < self.gain_sure and self._wanted < PROMISES:
+            return False
+        self._wanted = 0
+        return gain >= self.gain_min
 
     def slowest(self, counts: Sequence[int]) -> float:
         """Predicted seconds of a division."""
@@ -185,13 +207,13 @@ class Divider:
         """The divider of the groups that are left when one is lost."""
         keep = [i for i in range(self.groups) if i != group]
         limits = tuple(self.limits[i] for i in keep) if self.limits is not None else None
-        return Divider(
-            len(keep),
-            limits,
-            self.gain_min,
-            self.probe_every,
-            self.least,
-            [self.fits[i] for i in keep],
+        return replace(
+            self,
+            groups=len(keep),
+            limits=limits,
+            fits=[self.fits[i] for i in keep],
+            _current={},
+            _warm=set(),
         )
 
     def _keep_half(

@@ -161,7 +161,9 @@ class Stopwatch:
         pair.stop.synchronize()
         stop_s = time.perf_counter()
         seconds, worked_s = elapsed_s(pair.start, pair.stop)
-        self._timeline.add(Span(self.track, pair.kind, stop_s - seconds, stop_s, pair.step))
+        # Waiting for others is a gap between computing, but a part of the exchange.
+        shown_s = seconds if pair.kind == "exchange" else worked_s
+        self._timeline.add(Span(self.track, pair.kind, stop_s - shown_s, stop_s, pair.step))
         if self._first is None or self._first.step != pair.step:
             self._first, self._worked_s = pair, 0.0
         self._worked_s += worked_s

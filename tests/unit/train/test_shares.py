@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -87,6 +88,19 @@ def test_noise_does_not_move_the_division() -> None:
         seen.add(counts)
         divider.observe(counts, [0.065, 0.066])
     assert len(seen) <= 3
+
+
+def test_stalls_of_a_busy_machine_do_not_move_the_division() -> None:
+    divider = Divider(2)
+    rng = random.Random(7)
+    seen = []
+    for _ in range(60):
+        counts = divider.shares(64)
+        seen.append(counts)
+        stalled = [1 + (rng.uniform(0.0, 0.15) if rng.random() < 0.5 else 0.0) for _ in counts]
+        divider.observe(counts, [0.002 * n * s for n, s in zip(counts, stalled, strict=True)])
+    assert sum(a != b for a, b in itertools.pairwise(seen)) <= 2
+    assert abs(seen[-1][0] - 32) <= 2
 
 
 def test_a_useless_device_gets_nothing_but_is_tried_again() -> None:
