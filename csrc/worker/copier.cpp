@@ -47,12 +47,26 @@ int64_t Copier::wait(const CopyJob& job) {
   return transport::nowNs() - start;
 }
 
+bool Copier::cancel(const CopyJob& job) {
+  std::unique_lock lock(mutex_);
+  // The first one is being copied.
+  for (auto it = jobs_.begin(); it != jobs_.end(); ++it) {
+    if (it->get() != &job) continue;
+    if (it == jobs_.begin() && running_) break;
+    jobs_.erase(it);
+    return true;
+  }
+  finished_.wait(lock, [&job] { return job.done; });
+  return false;
+}
+
 void Copier::run() {
   std::unique_lock lock(mutex_);
   while (true) {
     wake_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });
     if (stopping_) return;
     const std::shared_ptr<CopyJob> job = jobs_.front();
+    running_ = true;
     lock.unlock();
     try {
       if (job->out) {
@@ -65,6 +79,7 @@ void Copier::run() {
     }
     lock.lock();
     jobs_.pop_front();
+    running_ = false;
     job->done = true;
     finished_.notify_all();
   }

@@ -31,6 +31,8 @@ class Copier {
   bool done(const CopyJob& job);
   // Waits for a job; returns the time that this took. What went wrong is in the job.
   int64_t wait(const CopyJob& job);
+  // The job need not be done. True if it never will be; else it is done already, or is waited for.
+  bool cancel(const CopyJob& job);
   size_t waiting();
 
  private:
@@ -40,6 +42,7 @@ class Copier {
   std::mutex mutex_;
   std::condition_variable wake_, finished_;
   std::deque<std::shared_ptr<CopyJob>> jobs_;
+  bool running_ = false;  // the first of `jobs_` is being copied
   bool stopping_ = false;
   std::thread thread_;
 };
