@@ -13,11 +13,11 @@ namespace shoal::worker {
 namespace {
 
 constexpr uint64_t kSegmentBytesMin = 16 * 1024;  // smaller ones stay: moving them frees nothing
-constexpr double kCleanFactor = 2.0;        // how much nearer a next use may be without a write
-constexpr size_t kLookMax = 64;             // coming uses that are looked at for each message
+constexpr double kCleanFactor = 2.0;  // how much nearer a next use may be without a write
+constexpr size_t kLookMax = 64;       // coming uses that are looked at for each message
 // What comes earlier takes the room of something else for longer: in a loop over 24 segments, one
 // loop's length over (that less the messages ahead) more bytes.
-constexpr uint64_t kPrefetchMessages = 8;
+constexpr uint64_t kPrefetchMessages = 6;
 constexpr size_t kIncomingMax = 2;  // that are on their way in at once
 
 }  // namespace
@@ -76,7 +76,7 @@ void Pager::freed(Segment& segment) {
     copier_->cancel(*residency.incoming);
     --incoming_;
   }
-  if (residency.outgoing != nullptr) copier_->cancel(*residency.outgoing);
+  if (residency.outgoing != nullptr) dropCopyOut(segment);
   if (residency.swap) swap_.release(*residency.swap);
   if (residency.in_place) arena_.charge(-static_cast<int64_t>(segment.bytes));
   swapped_.erase(residency.slot);
@@ -117,16 +117,16 @@ void Pager::bringIn(Segment& segment, bool ahead) {
                        /*resizable=*/true);
   auto* data = static_cast<std::byte*>(storage.mutable_data());
   if (ahead) {
-    residency.incoming = std::make_shared<CopyJob>(
-        CopyJob{*residency.swap, data, segment.bytes, /*out=*/false, false, nullptr});
+    residency.incoming =
+        std::make_shared<CopyJob>(CopyJob{*residency.swap, data, segment.bytes, /*out=*/false});
     copier_->submit(residency.incoming);
     ++incoming_;
   } else {
     const int64_t start = transport::nowNs();
-    swap_.read(*residency.swap, data, segment.bytes);
+    swap_.read(*residency.swap, 0, data, segment.bytes);
     counters_.stall_ns += transport::nowNs() - start;
   }
-  count(*residency.swap, segment.bytes, /*out=*/false);
+  count(*residency.swap, static_cast<int64_t>(segment.bytes), /*out=*/false);
   segment.storage = std::move(storage);
   residency.dirty = false;
   swapped_.erase(residency.slot);
@@ -138,8 +138,8 @@ void Pager::bringIn(Segment& segment, bool ahead) {
 void Pager::exchange(Segment& segment) {
   Residency& residency = segment.residency;
   std::vector<std::byte> aside(segment.bytes);
-  swap_.read(*residency.swap, aside.data(), segment.bytes);
-  count(*residency.swap, segment.bytes, /*out=*/false);
+  swap_.read(*residency.swap, 0, aside.data(), segment.bytes);
+  count(*residency.swap, static_cast<int64_t>(segment.bytes), /*out=*/false);
   swap_.release(*residency.swap);
   residency.swap.reset();
   auto* allocator = static_cast<c10::Allocator*>(&arena_);
@@ -148,7 +148,7 @@ void Pager::exchange(Segment& segment) {
     memory = allocator->allocate(segment.bytes);
   } catch (const c10::OutOfMemoryError&) {
     residency.swap = swap_.allocate(segment.bytes);
-    swap_.write(*residency.swap, aside.data(), segment.bytes);
+    swap_.write(*residency.swap, 0, aside.data(), segment.bytes);
     throw;
   }
   std::copy(aside.begin(), aside.end(), static_cast<std::byte*>(memory.mutable_get()));
@@ -204,7 +204,8 @@ double Pager::distance(const Segment& segment) const {
     const double learned = static_cast<double>(residency.used_at + gap);
     ahead = std::max(learned, end) - now + 1;
   }
-  return residency.swap && !residency.dirty ? ahead * kCleanFactor : ahead;
+  const bool copied = residency.outgoing != nullptr || (residency.swap && !residency.dirty);
+  return copied ? ahead * kCleanFactor : ahead;
 }
 
 Segment* Pager::victim(double further_than) const {
@@ -278,15 +279,16 @@ bool Pager::copyOut(Segment& segment, bool ahead) {
   if (!residency.swap) return false;
   auto* data = static_cast<std::byte*>(segment.storage.mutable_data());
   if (ahead) {
-    residency.outgoing = std::make_shared<CopyJob>(
-        CopyJob{*residency.swap, data, segment.bytes, /*out=*/true, false, nullptr});
+    residency.outgoing =
+        std::make_shared<CopyJob>(CopyJob{*residency.swap, data, segment.bytes, /*out=*/true});
     copier_->submit(residency.outgoing);
+    count(*residency.swap, static_cast<int64_t>(segment.bytes), /*out=*/true);
     return true;
   }
   const int64_t start = transport::nowNs();
-  swap_.write(*residency.swap, data, segment.bytes);
+  swap_.write(*residency.swap, 0, data, segment.bytes);
   counters_.stall_ns += transport::nowNs() - start;
-  count(*residency.swap, segment.bytes, /*out=*/true);
+  count(*residency.swap, static_cast<int64_t>(segment.bytes), /*out=*/true);
   residency.dirty = false;
   return true;
 }
@@ -301,7 +303,6 @@ bool Pager::copiedOut(Segment& segment) {
     residency.swap.reset();
     return false;
   }
-  count(*residency.swap, segment.bytes, /*out=*/true);
   residency.dirty = false;
   return true;
 }
@@ -309,7 +310,8 @@ bool Pager::copiedOut(Segment& segment) {
 // A copy that nobody will need.
 void Pager::dropCopyOut(Segment& segment) {
   Residency& residency = segment.residency;
-  if (!copier_->cancel(*residency.outgoing)) count(*residency.swap, segment.bytes, /*out=*/true);
+  const auto copied = static_cast<int64_t>(copier_->cancel(*residency.outgoing));
+  count(*residency.swap, copied - static_cast<int64_t>(segment.bytes), /*out=*/true);
   residency.outgoing = nullptr;
 }
 
@@ -433,9 +435,10 @@ bool Pager::makeRoomAhead(uint64_t bytes, double further_than) {
   return true;
 }
 
-void Pager::count(const SwapBlock& block, uint64_t bytes, bool out) {
-  (out ? counters_.out_bytes : counters_.in_bytes) += bytes;
-  if (block.tier == SwapBlock::Tier::kDisk) counters_.disk_bytes += bytes;
+void Pager::count(const SwapBlock& block, int64_t bytes, bool out) {
+  const auto change = static_cast<uint64_t>(bytes);  // modulo 2^64 where something is taken back
+  (out ? counters_.out_bytes : counters_.in_bytes) += change;
+  if (block.tier == SwapBlock::Tier::kDisk) counters_.disk_bytes += change;
 }
 
 }  // namespace shoal::worker

@@ -89,10 +89,12 @@ class Pager {
   void adopted(Segment& segment, uint32_t slot, std::byte* data);
   // A segment in memory that other sessions have too: it counts, and never leaves.
   void shared(Segment& segment, uint32_t slot);
+  // Gives memory that holds nothing back to the system.
+  void trim() { swap_.trim(); }
   uint64_t spillBytes() const { return swap_.bytes(); }
 
   const PagerCounters& counters() const { return counters_; }
-  uint64_t swappedBytes() const { return swap_.hostUsed() + swap_.diskUsed(); }
+  uint64_t swappedBytes() const { return swap_.usedBytes(); }
   // Told when a segment's memory moves, so that others do not read the old one.
   std::function<void(Segment&)> moved;
   // Whether no other device reads the segment any more; with `wait`, once none does.
@@ -121,7 +123,7 @@ class Pager {
   void bringIn(Segment& segment, bool ahead);
   void exchange(Segment& segment);
   void arrived(Segment& segment);
-  void count(const SwapBlock& block, uint64_t bytes, bool out);
+  void count(const SwapBlock& block, int64_t bytes, bool out);
   void add(Segment& segment, uint32_t slot);
   void remove(Segment& segment);
 
@@ -131,12 +133,12 @@ class Pager {
   SwapSpace swap_;
   std::unique_ptr<Copier> copier_;
   std::vector<Segment*> resident_;
-  std::unordered_map<uint32_t, Segment*> swapped_;  // by slot
+  std::unordered_map<uint32_t, Segment*> swapped_;   // by slot
   std::vector<std::pair<double, Segment*>> ranked_;  // scratch of `keepReserve`
   PagerCounters counters_;
-  uint64_t now_ = 0;     // the message that runs
-  size_t incoming_ = 0;  // segments on their way in
-  bool active_ = false;  // something was reclaimed: the future matters from now on
+  uint64_t now_ = 0;           // the message that runs
+  size_t incoming_ = 0;        // segments on their way in
+  bool active_ = false;        // something was reclaimed: the future matters from now on
   bool reserve_full_ = false;  // nothing has left since the reserve was found full
 };
 

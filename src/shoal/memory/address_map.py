@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from shoal import _core
@@ -35,6 +35,21 @@ class Counters:
     dropped_bytes: int  # evicted without a copy: dead, or unchanged
     prefetched_bytes: int  # of those swapped in, that were there before they were used
     stall_s: float
+
+    @property
+    def swapped_bytes(self) -> int:
+        """Between devices and swap space, in both directions."""
+        return self.swapped_in_bytes + self.swapped_out_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Of these, from and to host memory."""
+        return self.swapped_bytes - self.disk_bytes
+
+    def __sub__(self, earlier: Counters) -> Counters:
+        """What was moved since `earlier`."""
+        pairs = zip(astuple(self), astuple(earlier), strict=True)
+        return Counters(*(after - before for after, before in pairs))
 
 
 def map() -> list[Segment]:

@@ -24,6 +24,9 @@ class Replayed:
 
     in_bytes: int = 0
     out_bytes: int = 0
+    #: Not written, because the trace frees them before it uses them again. The program may not have
+    #: freed them when they left: then a pager that does not know the future has to write them.
+    dead_bytes: int = 0
     peak_bytes: int = 0  # that are alive at once
 
     @property
@@ -86,9 +89,12 @@ class _Pager:
             held.resident = False
             self.resident_bytes -= held.bytes
             dead = self.optimal and address in self.freed and self.next_use(address, call) == NEVER
-            if not held.clean and not dead:
-                self.result.out_bytes += held.bytes
+            if not held.clean:
                 held.clean = True
+                if dead:
+                    self.result.dead_bytes += held.bytes
+                else:
+                    self.result.out_bytes += held.bytes
         for entry in aside:
             heapq.heappush(self.heap, entry)
 
