@@ -471,18 +471,43 @@ std::vector<Session::Entry> Session::map() {
     const Segment& segment = segments_[slot];
     if (!segment.live) continue;
     uint32_t resident = 0;
+    int64_t frame = -1;
     for (const auto& member : members_) {
       // What a machine elsewhere swapped out, it does not say.
-      const bool here = member->link() == nullptr
-                            ? transport::Places::present(member->places().word(slot))
-                            : (segment.bound & member->bit()) != 0;
+      const bool near = member->link() == nullptr;
+      const uint64_t word = near ? member->places().word(slot) : 0;
+      const bool here =
+          near ? transport::Places::present(word) : (segment.bound & member->bit()) != 0;
       if (here) resident |= member->bit();
+      if (near && here && segment.home == static_cast<int>(member->member()) &&
+          !transport::Places::inHost(word)) {
+        frame = static_cast<int64_t>(transport::Places::offset(word));
+      }
     }
     if (segment.shared) resident |= segment.bound;  // it never leaves
     entries.push_back({wire::makeAddress(number_, slot), segment.bytes, segment.bound,
-                       segment.valid, resident, segment.home, segment.pinned, segment.part_of});
+                       segment.valid, resident, segment.home, segment.pinned, segment.part_of,
+                       segment.written_at, frame, segment.shared});
   }
   return entries;
+}
+
+std::vector<std::pair<uint32_t, std::string>> Session::copies(wire::Address base) {
+  Segment segment;
+  {
+    const Lock held = lock();
+    TORCH_CHECK(wire::slotOf(base) < next_slot_ && at(base).live, "no segment starts there");
+    segment = at(base);
+  }
+  std::vector<std::pair<uint32_t, std::string>> found;
+  for (const auto& member : members_) {
+    if (member->link() != nullptr || (segment.valid & member->bit()) == 0) continue;
+    std::string bytes(segment.bytes, '\0');
+    if (readInPlace(base, 0, bytes.data(), bytes.size(), *member)) {
+      found.emplace_back(member->member(), std::move(bytes));
+    }
+  }
+  return found;
 }
 
 }  // namespace shoal::client

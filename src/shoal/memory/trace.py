@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shoal import _core
 from shoal.memory.address_map import Segment, map
@@ -34,17 +34,20 @@ class Trace:
     def of_member(self, member: int) -> Trace:
         """What one device of the lease (from 0) had to do with it.
 
-        A write on another device makes the copy here worthless: here that is the segment's end.
+        A copy from another device comes for nothing: it is that device's to count. A write there
+        makes the copy here worthless, which is the segment's end here.
         """
         seen = {s.address for s in self.before if member + 1 in s.copies}
         kept = []
         for event in self.events:
             if event.member == member or event.kind == FREES:
+                if event.kind in (READS, WRITES) and event.address not in seen:
+                    kept.append(replace(event, kind=UPLOADS))
                 seen.add(event.address)
                 kept.append(event)
             elif event.kind != READS and event.address in seen:
                 seen.discard(event.address)
-                kept.append(Event(event.call, FREES, event.address, event.bytes, member))
+                kept.append(replace(event, kind=FREES, member=member))
         return Trace(kept, [s for s in self.before if member + 1 in s.copies])
 
 
