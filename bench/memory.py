@@ -116,7 +116,9 @@ def two_devices(peak: int) -> tuple[float, float]:
     each = f"memory={int(peak * 0.6)},host=1GiB"
     with started("decoding", each, each) as program:
         counted = program.ask(f"count {COUNTED_STEPS} {int(peak * 1.2)}")
-    return counted["peer_bytes"] / COUNTED_STEPS / 1024, counted["moved_bytes"] / COUNTED_STEPS / 1024
+    return counted["peer_bytes"] / COUNTED_STEPS / 1024, counted[
+        "moved_bytes"
+    ] / COUNTED_STEPS / 1024
 
 
 def peer_copies(rounds: int) -> dict[str, Spread]:

@@ -492,22 +492,4 @@ std::vector<Session::Entry> Session::map() {
   return entries;
 }
 
-std::vector<std::pair<uint32_t, std::string>> Session::copies(wire::Address base) {
-  Segment segment;
-  {
-    const Lock held = lock();
-    TORCH_CHECK(wire::slotOf(base) < next_slot_ && at(base).live, "no segment starts there");
-    segment = at(base);
-  }
-  std::vector<std::pair<uint32_t, std::string>> found;
-  for (const auto& member : members_) {
-    if (member->link() != nullptr || (segment.valid & member->bit()) == 0) continue;
-    std::string bytes(segment.bytes, '\0');
-    if (readInPlace(base, 0, bytes.data(), bytes.size(), *member)) {
-      found.emplace_back(member->member(), std::move(bytes));
-    }
-  }
-  return found;
-}
-
 }  // namespace shoal::client

@@ -78,8 +78,14 @@ class Program:
         else:
             x, y = self.pairs[at], self.pairs[other]
             near = (y[0].to(x[0].device), y[1])
-            if x[1].untyped_storage().data_ptr() == y[1].untyped_storage().data_ptr() and at != other:
-                near = (near[0].clone(), y[1].clone())  # torch refuses operands that overlap in part
+            if (
+                x[1].untyped_storage().data_ptr() == y[1].untyped_storage().data_ptr()
+                and at != other
+            ):
+                near = (
+                    near[0].clone(),
+                    y[1].clone(),
+                )  # torch refuses operands that overlap in part
             done = [self.apply(name, a, b, number) for a, b in zip(x, near, strict=True)]
             if done[0] is not None:
                 self.pairs.append((done[0], done[1]))

@@ -194,7 +194,9 @@ def test_fresh_memory_holds_nothing_of_another_session(four: shoal.Pool) -> None
     """Large blocks, slabs and what had been swapped out, after several sessions that filled all."""
     for _ in range(3):
         with shoal.connect(four.url, memory=32 * MiB):
-            kept = [torch.full((MiB,), 7.0, device="shoal") for _ in range(12)]  # 16 MiB swapped out
+            kept = [
+                torch.full((MiB,), 7.0, device="shoal") for _ in range(12)
+            ]  # 16 MiB swapped out
             kept += [torch.full((100,), 7.0, device="shoal") for _ in range(500)]
             torch.shoal.synchronize()
             assert memory.counters().swapped_out_bytes > 0

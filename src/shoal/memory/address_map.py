@@ -28,7 +28,7 @@ class Segment:
 
     @property
     def state(self) -> str:
-        """"empty" (no memory yet), "shared", "swapped", "replicated" or "resident"."""
+        """ "empty" (no memory yet), "shared", "swapped", "replicated" or "resident"."""
         if self.home is None:
             return "empty"
         if self.shared:
@@ -197,7 +197,9 @@ def _strip(member: int) -> str:
         if member not in s.copies:
             continue
         colour = _SWAPPED if member in s.swapped else _PRESENT if s.home == member else _REPLICA
-        title = html.escape(f"{s.address:#x}: {size(s.bytes)}, {s.state}, written by shoal:{s.home}")
+        title = html.escape(
+            f"{s.address:#x}: {size(s.bytes)}, {s.state}, written by shoal:{s.home}"
+        )
         blocks.append(
             f'<div title="{title}" style="flex:0 0 {100 * s.bytes / limit:.4f}%;'
             f'background:{colour};outline:1px solid #fff"></div>'
