@@ -15,8 +15,8 @@ namespace {
 constexpr uint64_t kSegmentBytesMin = 16 * 1024;  // smaller ones stay: moving them frees nothing
 constexpr double kCleanFactor = 2.0;  // how much nearer a next use may be without a write
 constexpr size_t kLookMax = 64;       // coming uses that are looked at for each message
-// What comes earlier takes the room of something else for longer: in a loop over 24 segments, one
-// loop's length over (that less the messages ahead) more bytes.
+// How early a segment may come. What makes room for it is away for so much longer: a loop of L
+// messages moves L / (L - this) times the bytes.
 constexpr uint64_t kPrefetchMessages = 6;
 constexpr size_t kIncomingMax = 2;  // that are on their way in at once
 
@@ -375,6 +375,7 @@ void Pager::between(uint64_t sequence) {
     if (!reserve_full_) keepReserve();
   } catch (const c10::Error&) {
     // Swap space cannot be written. Whoever really needs the room will say so.
+    reserve_full_ = true;
   }
 }
 
@@ -395,7 +396,7 @@ void Pager::keepReserve() {
     ready += segment.bytes;
     if (isDead(segment) || residency.in_place || residency.outgoing != nullptr) continue;
     if (residency.swap && !residency.dirty) continue;
-    copyOut(segment, /*ahead=*/true);
+    reserve_full_ = !copyOut(segment, /*ahead=*/true);
     return;  // the next one when it is done
   }
   reserve_full_ = true;

@@ -11,13 +11,13 @@ namespace shoal::worker {
 using Tier = SwapBlock::Tier;
 
 SwapSpace::SwapSpace(const SwapOptions& options)
-    : host_{memory::HostFrames(options.host_bytes), memory::BlockAllocator(options.host_bytes)},
-      disk_{memory::DiskFrames(options.disk_bytes, options.directory),
+    : host_{std::make_unique<memory::HostFrames>(options.host_bytes),
+            memory::BlockAllocator(options.host_bytes)},
+      disk_{std::make_unique<memory::DiskFrames>(options.disk_bytes, options.directory),
             memory::BlockAllocator(options.disk_bytes)} {}
 
-template <typename Memory>
-void SwapSpace::Level<Memory>::trim() {
-  for (const auto& [offset, bytes] : blocks.freeRanges()) memory.unmap(offset, bytes);
+void SwapSpace::Level::trim() {
+  for (const auto& [offset, bytes] : blocks.freeRanges()) memory->unmap(offset, bytes);
 }
 
 void SwapSpace::trim() {
@@ -31,11 +31,11 @@ std::optional<SwapBlock> SwapSpace::allocate(uint64_t bytes) {
   if (!offset) return std::nullopt;
   try {
     try {
-      disk_.memory.map(*offset, bytes);
+      disk_.memory->map(*offset, bytes);
     } catch (const std::system_error& error) {
       if (error.code() != std::errc::no_space_on_device) throw;
       disk_.trim();
-      disk_.memory.map(*offset, bytes);
+      disk_.memory->map(*offset, bytes);
     }
   } catch (const std::system_error& error) {
     disk_.blocks.release(*offset);
@@ -55,9 +55,9 @@ void SwapSpace::release(const SwapBlock& block) {
 void SwapSpace::write(const SwapBlock& block, uint64_t at, const std::byte* from,
                       uint64_t bytes) const {
   if (block.tier == Tier::kAdopted) return memory::copyBytes(block.adopted + at, from, bytes);
-  if (block.tier == Tier::kHost) return host_.memory.copyIn(block.offset + at, from, bytes);
+  if (block.tier == Tier::kHost) return host_.memory->copyIn(block.offset + at, from, bytes);
   try {
-    disk_.memory.copyIn(block.offset + at, from, bytes);
+    disk_.memory->copyIn(block.offset + at, from, bytes);
   } catch (const std::system_error& error) {
     TORCH_CHECK_WITH(OutOfMemoryError, false,
                      "the device is full, and swapping out failed: ", error.what(),
@@ -67,9 +67,9 @@ void SwapSpace::write(const SwapBlock& block, uint64_t at, const std::byte* from
 
 void SwapSpace::read(const SwapBlock& block, uint64_t at, std::byte* to, uint64_t bytes) const {
   if (block.tier == Tier::kAdopted) return memory::copyBytes(to, block.adopted + at, bytes);
-  if (block.tier == Tier::kHost) return host_.memory.copyOut(to, block.offset + at, bytes);
+  if (block.tier == Tier::kHost) return host_.memory->copyOut(to, block.offset + at, bytes);
   try {
-    disk_.memory.copyOut(to, block.offset + at, bytes);
+    disk_.memory->copyOut(to, block.offset + at, bytes);
   } catch (const std::system_error& error) {
     TORCH_CHECK(false, "swapping in failed: ", error.what());
   }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -28,7 +29,7 @@ class SwapSpace {
  public:
   explicit SwapSpace(const SwapOptions& options);
 
-  uint64_t bytes() const { return host_.memory.bytes() + disk_.memory.bytes(); }
+  uint64_t bytes() const { return host_.memory->bytes() + disk_.memory->bytes(); }
   // Host memory while it lasts, then disk; nothing if both are full. Throws c10::OutOfMemoryError
   // with what the system says where the disk does not hold what was declared.
   std::optional<SwapBlock> allocate(uint64_t bytes);
@@ -41,15 +42,13 @@ class SwapSpace {
   uint64_t usedBytes() const { return host_.blocks.usedBytes() + disk_.blocks.usedBytes(); }
 
  private:
-  template <typename Memory>
   struct Level {
-    Memory memory;
+    std::unique_ptr<memory::PhysicalMemory> memory;
     memory::BlockAllocator blocks;
     void trim();
   };
 
-  Level<memory::HostFrames> host_;
-  Level<memory::DiskFrames> disk_;
+  Level host_, disk_;
 };
 
 }  // namespace shoal::worker
