@@ -187,12 +187,12 @@ def test_any_program_equals_local_torch_with_many_steps_under_way(
 
 
 def test_the_check_compares_replicas(lease: shoal.Lease) -> None:
-    weight = torch.ones(ROWS, 1024, device="shoal")
-    filler = [torch.ones(ROWS, 1024, device="shoal") for _ in range(10)]  # over several devices
-    for other in filler:
-        other.add_(weight)
-    replicated = [s for s in shoal.memory.map() if s.state == "replicated"]
+    weight = torch.ones(1, 1024, device="shoal")
+    blocks = [torch.ones(200, 1024, device="shoal") for _ in range(5)]  # more than one device holds
+    for block in blocks:
+        block.add_(weight)
     copies = shoal.memory.check()
-    resident = [s for s in shoal.memory.map() if s.state in ("resident", "replicated")]
-    assert replicated
-    assert copies > len(resident)
+    found = {s.address: s for s in shoal.memory.map()}
+    assert len({found[b.data_ptr()].home for b in blocks}) > 1
+    assert found[weight.data_ptr()].state == "replicated"
+    assert copies >= len(found[weight.data_ptr()].copies) + 1
