@@ -150,9 +150,15 @@ QUIET = settings(
 )
 
 
-def run(steps: list[tuple[str, int, int, int]], often: int) -> None:
-    """Both sides are compared, and the page table is checked, after every `often` steps."""
+def run(filled: int, steps: list[tuple[str, int, int, int]], often: int) -> None:
+    """Both sides are compared, and the page table is checked, after every `often` steps.
+
+    It begins with as many tensors as `filled` says. Three devices hold 24.
+    """
+    before = shoal.memory.counters()
     program = Program()
+    for number in range(filled):
+        program.make(number, ROWS)
     for number, step in enumerate(steps):
         if len(program.pairs) >= TENSORS_MAX and step[0] in MAKERS:
             continue
@@ -167,23 +173,29 @@ def run(steps: list[tuple[str, int, int, int]], often: int) -> None:
         same_bits(there, local)
     shoal.memory.check()
     assert shoal.shares() == []
+    moved = shoal.memory.counters() - before
+    assert filled < 26 or moved.dropped_bytes + moved.swapped_bytes > 0, "something was evicted"
 
 
-@settings(QUIET, max_examples=15)
-@given(steps=st.lists(STEPS, min_size=5, max_size=40))
+@settings(QUIET, max_examples=40)
+@given(filled=st.integers(0, 28), steps=st.lists(STEPS, min_size=5, max_size=40))
 def test_any_program_equals_local_torch_after_every_step(
-    lease: shoal.Lease, steps: list[tuple[str, int, int, int]]
+    lease: shoal.Lease, filled: int, steps: list[tuple[str, int, int, int]]
 ) -> None:
-    run(steps, often=1)
+    run(filled, steps, often=1)
 
 
-@settings(QUIET, max_examples=15)
-@given(steps=st.lists(STEPS, min_size=20, max_size=80), often=st.integers(5, 30))
+@settings(QUIET, max_examples=40)
+@given(
+    filled=st.integers(0, 28),
+    steps=st.lists(STEPS, min_size=20, max_size=80),
+    often=st.integers(5, 30),
+)
 def test_any_program_equals_local_torch_with_many_steps_under_way(
-    lease: shoal.Lease, steps: list[tuple[str, int, int, int]], often: int
+    lease: shoal.Lease, filled: int, steps: list[tuple[str, int, int, int]], often: int
 ) -> None:
     """Between two looks the devices are behind: copies ahead of use, and what they displace."""
-    run(steps, often)
+    run(filled, steps, often)
 
 
 def test_the_check_compares_replicas(lease: shoal.Lease) -> None:
