@@ -2,152 +2,126 @@
 
 Training and token-by-token decoding on a device with too little memory: time over that of a device
 with enough, and bytes moved over those of an optimal pager (Belady's rule on the recorded accesses),
-for our pager and for plain least-recently-used demand paging in the same program. Then the same
+for our pager and for plain least-recently-used demand paging of the same program. Then the same
 decoding on two devices, where operators go to their weights; and peer copies against memcpy.
+
+The three run at once, and their bursts alternate: what else the machine does hits all alike.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 import click
+import msgspec
 import torch
-import torch.nn.functional as F
 from rich.console import Console
-from rich.table import Table
-from torch import nn
 
 import shoal
-from shoal import memory
+from bench import memory_report
+from bench.figures import load
+from bench.measure import Spread
+from bench.memory_report import RESULTS, Case, Results
 
 MiB = 2**20
-RESULTS = Path(__file__).parent / "results"
-ENOUGH = 512 * MiB
-
-
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.up = nn.Linear(width, 4 * width)
-        self.down = nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(F.gelu(self.up(x)))
-
-
-def training(device: str) -> Callable[[], None]:
-    """One step of a residual network with AdamW."""
-    torch.manual_seed(0)
-    model = nn.Sequential(*[Block(384) for _ in range(6)]).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
-    x = torch.randn(64, 384).to(device)
-
-    def step() -> None:
-        loss = model(x).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        loss.item()
-
-    return step
-
-
-def decoding(device: str) -> Callable[[], None]:
-    """One token: every weight is read once, little is computed."""
-    torch.manual_seed(0)
-    layers = [torch.randn(512, 2048).to(device) for _ in range(24)]
-    x = torch.randn(1, 512).to(device)
-
-    def step() -> None:
-        y = x
-        for layer in layers:
-            y = torch.tanh((y @ layer)[:, :512] * 0.05)
-        y.sum().item()
-
-    return step
-
-
-PROGRAMS = {"training": training, "decoding": decoding}
+ENOUGH = "memory=512MiB"
 FACTORS = {"training": (1.5, 2.0), "decoding": (1.25, 2.0)}
+COUNTED_STEPS = 24
+COPIED = 64 * MiB  # between a wait and the next
+BURST_S = 0.25  # of the program with enough memory
 
 
-@dataclass
-class Run:
-    """What one program did on one device."""
+class Program:
+    """A process that runs `bench.memory_program`."""
 
-    step_s: float
-    moved_bytes: int
-    optimal_bytes: int
-    lru_bytes: int
-    stall_s: float
-    disk_bytes: int
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._to: IO[str] = process.stdin
+        self._from: IO[str] = process.stdout
+
+    def ask(self, command: str) -> Any:
+        self._to.write(command + "\n")
+        self._to.flush()
+        return self.answer()
+
+    def answer(self) -> Any:
+        line = self._from.readline()
+        if not line:
+            raise click.ClickException("a measured program ended: see above")
+        return json.loads(line)
 
 
-def measure(name: str, memory_bytes: int, paging: str, steps: int) -> Run:
-    spec = f"cpu,memory={memory_bytes},host=1GiB,disk=0,threads=1,paging={paging}"
-    with shoal.up([spec]) as pool, shoal.connect(pool.url):
-        step = PROGRAMS[name]("shoal")
-        for _ in range(3):
-            step()
-        before = memory.counters()
-        times = []
-        with memory.record() as trace:
-            for _ in range(steps):
-                start = time.perf_counter()
-                step()
-                times.append(time.perf_counter() - start)
-        after = memory.counters()
-        moved = (
-            after.swapped_in_bytes
-            + after.swapped_out_bytes
-            - before.swapped_in_bytes
-            - before.swapped_out_bytes
+@contextmanager
+def started(name: str, *devices: str) -> Iterator[Program]:
+    command = [sys.executable, "-m", "bench.memory_program", name, *devices]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        program = Program(process)
+        if program.answer() != "ready":
+            raise click.ClickException("a measured program did not start: see above")
+        yield program
+
+
+def measure(name: str, factor: float, peak_bytes: int, rounds: int) -> Case:
+    limit = int(peak_bytes / factor)
+    with ExitStack() as stack:
+        enough, ours, lru = (
+            stack.enter_context(started(name, device))
+            for device in (
+                ENOUGH,
+                f"memory={limit},host=1GiB",
+                f"memory={limit},host=1GiB,paging=lru",
+            )
         )
-        return Run(
-            statistics.median(times),
-            moved,
-            memory.replay(trace, memory_bytes).moved_bytes,
-            memory.replay(trace, memory_bytes, "lru").moved_bytes,
-            after.stall_s - before.stall_s,
-            after.disk_bytes - before.disk_bytes,
-        )
+        steps = max(2, round(BURST_S / (enough.ask("run 3") / 3)))
+        times = [
+            [program.ask(f"run {steps}") / steps for program in (enough, ours, lru)]
+            for _ in range(rounds)
+        ]
+        counted = [program.ask(f"count {COUNTED_STEPS} {limit}") for program in (ours, lru)]
+    return Case(
+        program=name,
+        factor=factor,
+        peak_bytes=peak_bytes,
+        limit_bytes=limit,
+        enough_ms=Spread.of([a * 1e3 for a, _, _ in times]),
+        time=Spread.of([b / a for a, b, _ in times]),
+        lru_time=Spread.of([c / a for a, _, c in times]),
+        over_lru_time=Spread.of([b / c for _, b, c in times]),
+        over_optimal=counted[0]["moved_bytes"] / max(1, counted[0]["optimal_bytes"]),
+        over_clairvoyant=counted[0]["moved_bytes"] / max(1, counted[0]["clairvoyant_bytes"]),
+        lru_over_optimal=counted[1]["moved_bytes"] / max(1, counted[1]["optimal_bytes"]),
+        lru_over_ours=counted[1]["moved_bytes"] / max(1, counted[0]["moved_bytes"]),
+        stall_ms=counted[0]["stall_s"] / COUNTED_STEPS * 1e3,
+        lru_stall_ms=counted[1]["stall_s"] / COUNTED_STEPS * 1e3,
+    )
 
 
 def peak_bytes(name: str) -> int:
-    with shoal.up([f"cpu,memory={ENOUGH},threads=1"]) as pool, shoal.connect(pool.url):
-        step = PROGRAMS[name]("shoal")
-        for _ in range(2):
-            step()
-        return torch.shoal.max_memory_allocated()
+    with started(name, ENOUGH) as program:
+        return int(program.ask("peak"))
 
 
-def two_devices(peak: int, steps: int) -> tuple[float, int, int]:
-    """Decoding on two devices that hold the weights together: time, peer bytes, swapped bytes."""
-    each = int(peak * 0.6)
-    with (
-        shoal.up([f"cpu,memory={each},host=1GiB,disk=0,threads=1"] * 2) as pool,
-        shoal.connect(pool.url, devices=2),
-    ):
-        step = decoding("shoal")
-        for _ in range(3):
-            step()
-        before = memory.counters()
-        times = []
-        for _ in range(steps):
-            start = time.perf_counter()
-            step()
-            times.append(time.perf_counter() - start)
-        after = memory.counters()
-        swapped = after.swapped_in_bytes - before.swapped_in_bytes
-        return statistics.median(times), (after.peer_bytes - before.peer_bytes), swapped
+def two_devices(peak: int) -> tuple[float, float]:
+    """Decoding on two devices that hold the weights together: KiB a step, by peers and swapped."""
+    each = f"memory={int(peak * 0.6)},host=1GiB"
+    with started("decoding", each, each) as program:
+        counted = program.ask(f"count {COUNTED_STEPS} {int(peak * 1.2)}")
+    return counted["peer_bytes"] / COUNTED_STEPS / 1024, counted[
+        "moved_bytes"
+    ] / COUNTED_STEPS / 1024
 
 
-def peer_copies() -> dict[str, float]:
+def peer_copies(rounds: int) -> dict[str, Spread]:
     """Speed of copies between two devices of a host over that of a memcpy of the same size."""
     ratios = {}
     with (
@@ -160,66 +134,59 @@ def peer_copies() -> dict[str, float]:
             there = torch.zeros(size // 4, device="shoal:2")
             torch.shoal.synchronize()
             found = []
-            for _ in range(15):
+            for _ in range(rounds):
                 start = time.perf_counter()
-                for _ in range(4):
+                for _ in range(COPIED // size):
                     local[1].copy_(local[0])
                 middle = time.perf_counter()
-                for _ in range(4):
+                for _ in range(COPIED // size):
                     there.copy_(here)
                 torch.shoal.synchronize(2)
                 found.append((middle - start) / (time.perf_counter() - middle))
-            ratios[f"{size // MiB} MiB"] = statistics.median(found)
+            ratios[f"{size // MiB} MiB"] = Spread.of(found)
     return ratios
 
 
+def parse(only: Sequence[str]) -> list[tuple[str, float]]:
+    cases = [(name, factor) for name, factors in FACTORS.items() for factor in factors]
+    return [c for c in cases if not only or c[0] in only or f"{c[0]} {c[1]}" in only]
+
+
 @click.command()
-@click.option("--steps", default=12, show_default=True, help="Measured steps of each program.")
+@click.option("--rounds", default=9, show_default=True, help="Bursts of each program.")
+@click.option("--only", multiple=True, help="A program, or a case ('training 1.5'); may repeat.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON, and only them.")
-def main(steps: int, as_json: bool) -> None:
-    """Measures paging against an optimal pager, LRU, and unlimited memory."""
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=RESULTS,
+    help="Folder for memory.json (memory-partial.json with --only).",
+)
+def main(rounds: int, only: tuple[str, ...], as_json: bool, output: Path) -> None:
+    """Measures paging against an optimal pager, LRU, and enough memory."""
     torch.set_num_threads(1)
-    console = Console(quiet=as_json)
-    results: dict[str, object] = {}
-    table = Table(
-        "program", "memory", "time / enough", "LRU's", "bytes / Belady", "LRU's", "LRU / ours"
-    )
-    with console.status("measuring"):
-        for name, factors in FACTORS.items():
-            peak = peak_bytes(name)
-            enough = measure(name, ENOUGH, "next-use", steps)
-            for factor in factors:
-                limit = int(peak / factor)
-                ours = measure(name, limit, "next-use", steps)
-                lru = measure(name, limit, "lru", steps)
-                results[f"{name} {factor}"] = {
-                    "enough": asdict(enough),
-                    "ours": asdict(ours),
-                    "lru": asdict(lru),
-                }
-                table.add_row(
-                    name,
-                    f"{peak / MiB:.0f} MiB in {limit / MiB:.0f}",
-                    f"{ours.step_s / enough.step_s:.2f}",
-                    f"{lru.step_s / enough.step_s:.2f}",
-                    f"{ours.moved_bytes / max(1, ours.optimal_bytes):.2f}",
-                    f"{lru.moved_bytes / max(1, lru.optimal_bytes):.2f}",
-                    f"{lru.moved_bytes / max(1, ours.moved_bytes):.2f}",
-                )
-        peak = peak_bytes("decoding")
-        seconds, peer, swapped = two_devices(peak, steps)
-        results["two devices"] = {"step_s": seconds, "peer_bytes": peer, "swapped_bytes": swapped}
-        results["peer copies"] = peer_copies()
-    console.print(table)
-    console.print(
-        f"decoding on two devices: {peer / steps / 1024:.0f} KiB from device to device and "
-        f"{swapped / steps / 1024:.0f} KiB swapped, a step"
-    )
-    console.print(f"peer copies over memcpy: {results['peer copies']}")
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "memory.json").write_text(json.dumps(results, indent=1) + "\n")
+    console = Console(stderr=as_json)
+    before = load()
+    cases = []
+    with console.status("…") as status:
+        peaks = {name: peak_bytes(name) for name in FACTORS}
+        for name, factor in parse(only):
+            status.update(f"{name}, {factor} x the memory")
+            cases.append(measure(name, factor, peaks[name], rounds))
+        status.update("two devices")
+        peer_kib, swapped_kib = two_devices(peaks["decoding"])
+        copies = peer_copies(2 * rounds)
+    results = Results(cases, peer_kib, swapped_kib, copies, rounds, before)
+    output.mkdir(parents=True, exist_ok=True)
+    path = output / ("memory-partial.json" if only else "memory.json")
+    encoded = msgspec.json.format(msgspec.json.encode(results), indent=1)
+    path.write_bytes(encoded + b"\n")
     if as_json:
-        print(json.dumps(results))
+        print(encoded.decode())
+    else:
+        console.print(f"load average at start: {before:.2f}", highlight=False)
+        for line in memory_report.lines(results):
+            console.print(line, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

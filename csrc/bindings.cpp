@@ -221,9 +221,16 @@ void bindStatistics(py::module_& m) {
     py::list entries;
     for (const auto& e : Devices::get().session().map()) {
       entries.append(py::make_tuple(e.address, e.bytes, e.bound, e.valid, e.resident, e.home,
-                                    e.pinned, e.part_of));
+                                    e.pinned, e.part_of, e.version, e.frame, e.shared));
     }
     return entries;
+  });
+  m.def("copies", [](uint64_t address) {
+    py::list copies;
+    for (const auto& [member, bytes] : Devices::get().session().copies(address)) {
+      copies.append(py::make_tuple(member, py::bytes(bytes)));
+    }
+    return copies;
   });
   m.def("start_trace", [] { Devices::get().session().startTrace(); });
   m.def("stop_trace", [] {

@@ -471,16 +471,23 @@ std::vector<Session::Entry> Session::map() {
     const Segment& segment = segments_[slot];
     if (!segment.live) continue;
     uint32_t resident = 0;
+    int64_t frame = -1;
     for (const auto& member : members_) {
       // What a machine elsewhere swapped out, it does not say.
-      const bool here = member->link() == nullptr
-                            ? transport::Places::present(member->places().word(slot))
-                            : (segment.bound & member->bit()) != 0;
+      const bool near = member->link() == nullptr;
+      const uint64_t word = near ? member->places().word(slot) : 0;
+      const bool here =
+          near ? transport::Places::present(word) : (segment.bound & member->bit()) != 0;
       if (here) resident |= member->bit();
+      if (near && here && segment.home == static_cast<int>(member->member()) &&
+          !transport::Places::inHost(word)) {
+        frame = static_cast<int64_t>(transport::Places::offset(word));
+      }
     }
     if (segment.shared) resident |= segment.bound;  // it never leaves
     entries.push_back({wire::makeAddress(number_, slot), segment.bytes, segment.bound,
-                       segment.valid, resident, segment.home, segment.pinned, segment.part_of});
+                       segment.valid, resident, segment.home, segment.pinned, segment.part_of,
+                       segment.written_at, frame, segment.shared});
   }
   return entries;
 }

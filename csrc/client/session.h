@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -179,8 +180,13 @@ class Session {
     int home;
     int pinned;
     wire::Address part_of;  // the wide segment that it is an extent of; 0: none
+    uint64_t version;       // number of the home's message that wrote it last
+    int64_t frame;          // where it is in its home's memory; -1: not there, or not told
+    bool shared;            // other programs have it too
   };
   std::vector<Entry> map();
+  // The bytes of a segment in the memory of each device of this machine that has them, by member.
+  std::vector<std::pair<uint32_t, std::string>> copies(wire::Address base);
 
   // --- the trace of accesses, for those who ask what a pager should have done
   enum class Access : uint8_t { kRead = 0, kWrite = 1, kMake = 2, kFree = 3, kUpload = 4 };

@@ -246,6 +246,24 @@ bool Session::readInPlace(Address base, uint64_t offset, void* to, uint64_t byte
   return true;
 }
 
+std::vector<std::pair<uint32_t, std::string>> Session::copies(wire::Address base) {
+  Segment segment;
+  {
+    const Lock held = lock();
+    TORCH_CHECK(wire::slotOf(base) < next_slot_ && at(base).live, "no segment starts there");
+    segment = at(base);
+  }
+  std::vector<std::pair<uint32_t, std::string>> found;
+  for (const auto& member : members_) {
+    if (member->link() != nullptr || (segment.valid & member->bit()) == 0) continue;
+    std::string bytes(segment.bytes, '\0');
+    if (readInPlace(base, 0, bytes.data(), bytes.size(), *member)) {
+      found.emplace_back(member->member(), std::move(bytes));
+    }
+  }
+  return found;
+}
+
 void Session::download(Address base, uint64_t offset, void* to, uint64_t bytes, bool non_blocking) {
   if (bytes == 0) return;
   if (anyWide() && extents(base) != nullptr) {

@@ -17,10 +17,10 @@ Arena* g_arena = nullptr;  // one per worker process: torch's deleters carry no 
 }  // namespace
 
 Arena::Arena(memory::SharedMemory region, uint64_t limit_bytes, std::string device_name)
-    : region_(std::move(region)),
+    : memory_(std::move(region)),
       limit_bytes_(limit_bytes),
       device_name_(std::move(device_name)),
-      blocks_(region_.bytes()) {
+      blocks_(memory_.bytes()) {
   g_arena = this;
   populator_ = std::thread([this] {
     prctl(PR_SET_NAME, "shoal-populate");
@@ -55,7 +55,7 @@ c10::DataPtr Arena::allocate(size_t bytes) {
     if (!reclaim_ || !reclaim_(std::max<uint64_t>(missing, 1))) outOfMemory(bytes);
   }
   if (behind) wake_.notify_one();
-  void* data = region_.data() + *offset;
+  void* data = memory_.data() + *offset;
   return {data, data, &release, cpu};
 }
 
@@ -63,7 +63,7 @@ void Arena::release(void* context) {
   if (context == nullptr || g_arena == nullptr) return;
   std::lock_guard lock(g_arena->mutex_);
   g_arena->blocks_.release(
-      static_cast<size_t>(static_cast<std::byte*>(context) - g_arena->region_.data()));
+      static_cast<size_t>(static_cast<std::byte*>(context) - g_arena->memory_.data()));
 }
 
 uint64_t Arena::room() const {
@@ -112,7 +112,7 @@ void Arena::populateAhead() {
     const size_t bytes = std::min(kPopulateStep, blocks_.capacity() - from);
     populated_ = from + bytes;
     lock.unlock();
-    region_.populate(from, bytes);
+    memory_.map(from, bytes);
     lock.lock();
   }
 }
@@ -129,7 +129,7 @@ size_t Arena::reservedBytes() const {
 
 void Arena::trim() {
   std::lock_guard lock(mutex_);
-  for (const auto& [offset, bytes] : blocks_.freeRanges()) region_.discard(offset, bytes);
+  for (const auto& [offset, bytes] : blocks_.freeRanges()) memory_.unmap(offset, bytes);
   populated_ = std::min(populated_, blocks_.highWater());
 }
 

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "memory/block_allocator.h"
-#include "memory/shared_memory.h"
+#include "memory/physical_memory.h"
 
 namespace shoal::worker {
 
@@ -26,7 +26,7 @@ class Arena final : public c10::Allocator {
   c10::DeleterFnPtr raw_deleter() const override;
   void copy_data(void* to, const void* from, std::size_t bytes) const override;
 
-  const memory::SharedMemory& region() const { return region_; }
+  const memory::SharedMemory& region() const { return memory_.region(); }
   // Called where nothing is left, with what is missing; true if it has freed something.
   void onShortage(std::function<bool(uint64_t bytes)> reclaim) { reclaim_ = std::move(reclaim); }
   // Memory of this device that lies outside of the region counts too.
@@ -43,7 +43,7 @@ class Arena final : public c10::Allocator {
   [[noreturn]] void outOfMemory(size_t bytes) const;
   void populateAhead();
 
-  memory::SharedMemory region_;
+  memory::SharedFrames memory_;
   uint64_t limit_bytes_;
   uint64_t charged_bytes_ = 0;
   std::function<bool(uint64_t)> reclaim_;

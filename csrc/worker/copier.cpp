@@ -2,9 +2,19 @@
 
 #include <sys/prctl.h>
 
+#include <algorithm>
+
 #include "transport/ring.h"
 
 namespace shoal::worker {
+namespace {
+
+bool isDone(const CopyJob& job) {
+  const uint64_t goal = job.cancelled || job.error != nullptr ? job.begun_bytes : job.bytes;
+  return job.copied_bytes == goal;
+}
+
+}  // namespace
 
 Copier::Copier(const SwapSpace& swap) : swap_(swap) {
   thread_ = std::thread([this] {
@@ -32,7 +42,7 @@ void Copier::submit(std::shared_ptr<CopyJob> job) {
 
 bool Copier::done(const CopyJob& job) {
   const std::lock_guard lock(mutex_);
-  return job.done;
+  return isDone(job);
 }
 
 size_t Copier::waiting() {
@@ -40,11 +50,44 @@ size_t Copier::waiting() {
   return jobs_.size();
 }
 
-int64_t Copier::wait(const CopyJob& job) {
+int64_t Copier::wait(CopyJob& job) {
   const int64_t start = transport::nowNs();
   std::unique_lock lock(mutex_);
-  finished_.wait(lock, [&job] { return job.done; });
+  while (copyPage(job, lock)) {
+  }
+  finished_.wait(lock, [&job] { return isDone(job); });
   return transport::nowNs() - start;
+}
+
+uint64_t Copier::cancel(CopyJob& job) {
+  std::unique_lock lock(mutex_);
+  job.cancelled = true;
+  finished_.wait(lock, [&job] { return isDone(job); });
+  return job.copied_bytes;
+}
+
+// The next page of a job that nobody has taken; false if there is none.
+bool Copier::copyPage(CopyJob& job, std::unique_lock<std::mutex>& lock) {
+  if (job.cancelled || job.error != nullptr || job.begun_bytes == job.bytes) return false;
+  const uint64_t at = job.begun_bytes;
+  const uint64_t bytes = std::min(kPageBytes, job.bytes - at);
+  job.begun_bytes += bytes;
+  std::exception_ptr error;
+  lock.unlock();
+  try {
+    if (job.out) {
+      swap_.write(job.block, at, job.data + at, bytes);
+    } else {
+      swap_.read(job.block, at, job.data + at, bytes);
+    }
+  } catch (...) {
+    error = std::current_exception();
+  }
+  lock.lock();
+  job.copied_bytes += bytes;
+  if (error != nullptr) job.error = error;
+  if (isDone(job)) finished_.notify_all();
+  return true;
 }
 
 void Copier::run() {
@@ -53,20 +96,7 @@ void Copier::run() {
     wake_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });
     if (stopping_) return;
     const std::shared_ptr<CopyJob> job = jobs_.front();
-    lock.unlock();
-    try {
-      if (job->out) {
-        swap_.write(job->block, job->data, job->bytes);
-      } else {
-        swap_.read(job->block, job->data, job->bytes);
-      }
-    } catch (...) {
-      job->error = std::current_exception();
-    }
-    lock.lock();
-    jobs_.pop_front();
-    job->done = true;
-    finished_.notify_all();
+    if (!copyPage(*job, lock)) jobs_.pop_front();
   }
 }
 

@@ -1,5 +1,8 @@
 // A thread that copies between a device's memory and its swap space while the device computes. All
 // decisions are made by the worker's own thread; this one only moves bytes.
+//
+// A segment moves by pages. Who waits for one does not watch: it copies pages of it, too, and so it
+// never waits for those of others.
 #pragma once
 
 #include <condition_variable>
@@ -14,12 +17,18 @@
 
 namespace shoal::worker {
 
+inline constexpr uint64_t kPageBytes = uint64_t{2} << 20;
+
 struct CopyJob {
   SwapBlock block;
   std::byte* data;
   uint64_t bytes;
   bool out;  // from the device to swap space
-  bool done = false;
+
+  // The copier's:
+  uint64_t begun_bytes = 0;   // of the pages that somebody has taken
+  uint64_t copied_bytes = 0;  // of those that are done
+  bool cancelled = false;
   std::exception_ptr error;
 };
 
@@ -29,12 +38,15 @@ class Copier {
   ~Copier();
   void submit(std::shared_ptr<CopyJob> job);
   bool done(const CopyJob& job);
-  // Waits for a job; returns the time that this took. What went wrong is in the job.
-  int64_t wait(const CopyJob& job);
+  // Until a job is done; returns the time that this took. What went wrong is in the job.
+  int64_t wait(CopyJob& job);
+  // The job need not be done: no page of it is touched afterwards. Returns the bytes copied so far.
+  uint64_t cancel(CopyJob& job);
   size_t waiting();
 
  private:
   void run();
+  bool copyPage(CopyJob& job, std::unique_lock<std::mutex>& lock);
 
   const SwapSpace& swap_;
   std::mutex mutex_;

@@ -203,6 +203,7 @@ void Executor::dispatch(Kind kind, uint16_t flags, Reader& reader) {
       return unshare(reader);
     case Kind::kTrim:
       if (arena_ != nullptr) arena_->trim();
+      if (pager_ != nullptr) pager_->trim();
       return memory_.emptyCache();
     case Kind::kPad:
       break;

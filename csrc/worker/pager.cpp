@@ -13,10 +13,12 @@ namespace shoal::worker {
 namespace {
 
 constexpr uint64_t kSegmentBytesMin = 16 * 1024;  // smaller ones stay: moving them frees nothing
-constexpr double kCleanFactor = 2.0;        // how much nearer a next use may be without a write
-constexpr size_t kLookMax = 64;             // coming uses that are looked at for each message
-constexpr uint64_t kPrefetchMessages = 24;  // earlier, it would take room from sooner uses
-constexpr size_t kAheadMax = 4;             // copies that wait for the copier
+constexpr double kCleanFactor = 2.0;  // how much nearer a next use may be without a write
+constexpr size_t kLookMax = 64;       // coming uses that are looked at for each message
+// How early a segment may come. What makes room for it is away for so much longer: a loop of L
+// messages moves L / (L - this) times the bytes.
+constexpr uint64_t kPrefetchMessages = 6;
+constexpr size_t kIncomingMax = 2;  // that are on their way in at once
 
 }  // namespace
 
@@ -70,9 +72,11 @@ void Pager::shared(Segment& segment, uint32_t slot) {
 
 void Pager::freed(Segment& segment) {
   Residency& residency = segment.residency;
-  for (const auto& job : {residency.incoming, residency.outgoing}) {
-    if (job != nullptr) copier_->wait(*job);
+  if (residency.incoming != nullptr) {
+    copier_->cancel(*residency.incoming);
+    --incoming_;
   }
+  if (residency.outgoing != nullptr) dropCopyOut(segment);
   if (residency.swap) swap_.release(*residency.swap);
   if (residency.in_place) arena_.charge(-static_cast<int64_t>(segment.bytes));
   swapped_.erase(residency.slot);
@@ -91,12 +95,13 @@ void Pager::use(Segment& segment, uint64_t sequence, bool writes) {
     counters_.stall_ns += copier_->wait(*residency.incoming);
     arrived(segment);
   }
-  if (writes) residency.dirty = true;
+  if (!writes) return;
+  if (residency.outgoing != nullptr) dropCopyOut(segment);
+  residency.dirty = true;
 }
 
 void Pager::bringIn(Segment& segment, bool ahead) {
   Residency& residency = segment.residency;
-  if (residency.outgoing != nullptr) return takeBack(segment);
   if (residency.dropped || !residency.swap) {
     throw wire::ProtocolError("a segment is used after the stream said that it is freed");
   }
@@ -112,15 +117,16 @@ void Pager::bringIn(Segment& segment, bool ahead) {
                        /*resizable=*/true);
   auto* data = static_cast<std::byte*>(storage.mutable_data());
   if (ahead) {
-    residency.incoming = std::make_shared<CopyJob>(
-        CopyJob{*residency.swap, data, segment.bytes, /*out=*/false, false, nullptr});
+    residency.incoming =
+        std::make_shared<CopyJob>(CopyJob{*residency.swap, data, segment.bytes, /*out=*/false});
     copier_->submit(residency.incoming);
+    ++incoming_;
   } else {
     const int64_t start = transport::nowNs();
-    swap_.read(*residency.swap, data, segment.bytes);
+    swap_.read(*residency.swap, 0, data, segment.bytes);
     counters_.stall_ns += transport::nowNs() - start;
   }
-  count(*residency.swap, segment.bytes, /*out=*/false);
+  count(*residency.swap, static_cast<int64_t>(segment.bytes), /*out=*/false);
   segment.storage = std::move(storage);
   residency.dirty = false;
   swapped_.erase(residency.slot);
@@ -132,8 +138,8 @@ void Pager::bringIn(Segment& segment, bool ahead) {
 void Pager::exchange(Segment& segment) {
   Residency& residency = segment.residency;
   std::vector<std::byte> aside(segment.bytes);
-  swap_.read(*residency.swap, aside.data(), segment.bytes);
-  count(*residency.swap, segment.bytes, /*out=*/false);
+  swap_.read(*residency.swap, 0, aside.data(), segment.bytes);
+  count(*residency.swap, static_cast<int64_t>(segment.bytes), /*out=*/false);
   swap_.release(*residency.swap);
   residency.swap.reset();
   auto* allocator = static_cast<c10::Allocator*>(&arena_);
@@ -142,7 +148,7 @@ void Pager::exchange(Segment& segment) {
     memory = allocator->allocate(segment.bytes);
   } catch (const c10::OutOfMemoryError&) {
     residency.swap = swap_.allocate(segment.bytes);
-    swap_.write(*residency.swap, aside.data(), segment.bytes);
+    swap_.write(*residency.swap, 0, aside.data(), segment.bytes);
     throw;
   }
   std::copy(aside.begin(), aside.end(), static_cast<std::byte*>(memory.mutable_get()));
@@ -156,35 +162,11 @@ void Pager::exchange(Segment& segment) {
 
 void Pager::arrived(Segment& segment) {
   const std::shared_ptr<CopyJob> job = std::exchange(segment.residency.incoming, nullptr);
+  --incoming_;
   if (job->error != nullptr) {
     vacate(segment);  // it is still in swap space, wherever the trouble lies
     std::rethrow_exception(job->error);
   }
-  moved(segment);
-}
-
-// It is wanted before it has left: its memory is still there.
-void Pager::takeBack(Segment& segment) {
-  const auto found = std::find_if(
-      leaving_.begin(), leaving_.end(),
-      [&segment](const Leaving& leaving) { return leaving.job == segment.residency.outgoing; });
-  TORCH_INTERNAL_ASSERT(found != leaving_.end());
-  counters_.stall_ns += copier_->wait(*found->job);
-  restore(segment, std::move(found->storage), found->job->error == nullptr);
-  leaving_.erase(found);
-}
-
-void Pager::restore(Segment& segment, c10::Storage storage, bool written) {
-  Residency& residency = segment.residency;
-  residency.outgoing = nullptr;
-  segment.storage = std::move(storage);
-  residency.dirty = !written;
-  if (!written) {
-    swap_.release(*residency.swap);
-    residency.swap.reset();
-  }
-  swapped_.erase(residency.slot);
-  add(segment, residency.slot);
   moved(segment);
 }
 
@@ -222,7 +204,8 @@ double Pager::distance(const Segment& segment) const {
     const double learned = static_cast<double>(residency.used_at + gap);
     ahead = std::max(learned, end) - now + 1;
   }
-  return residency.swap && !residency.dirty ? ahead * kCleanFactor : ahead;
+  const bool copied = residency.outgoing != nullptr || (residency.swap && !residency.dirty);
+  return copied ? ahead * kCleanFactor : ahead;
 }
 
 Segment* Pager::victim(double further_than) const {
@@ -245,7 +228,7 @@ bool Pager::takeBackCopies(uint64_t bytes) {
   for (Segment* segment : resident_) {
     Residency& residency = segment->residency;
     if (!residency.swap || residency.swap->tier == SwapBlock::Tier::kAdopted ||
-        residency.incoming != nullptr) {
+        residency.incoming != nullptr || residency.outgoing != nullptr) {
       continue;
     }
     swap_.release(*residency.swap);
@@ -256,29 +239,80 @@ bool Pager::takeBackCopies(uint64_t bytes) {
   return taken > 0;
 }
 
-bool Pager::evict(Segment& segment, bool wait) {
+bool Pager::isDead(const Segment& segment) const {
+  return lookahead_ != nullptr && !options_.least_recent &&
+         lookahead_->isDead(segment.residency.slot, now_);
+}
+
+bool Pager::evict(Segment& segment) {
   Residency& residency = segment.residency;
-  const bool dead =
-      lookahead_ != nullptr && !options_.least_recent && lookahead_->isDead(residency.slot, now_);
+  const bool dead = isDead(segment);
   if (residency.in_place) {
     // The host block is host memory: leaving the device moves nothing.
     arena_.charge(-static_cast<int64_t>(segment.bytes));
     residency.in_place = false;
     residency.dirty = false;
     counters_.dropped_bytes += segment.bytes;
-  } else if (dead || (residency.swap && !residency.dirty)) {
+  } else if (dead) {
+    if (residency.outgoing != nullptr) dropCopyOut(segment);
     counters_.dropped_bytes += segment.bytes;
-    residency.dropped = dead;
-  } else {
-    if (!residency.swap) residency.swap = swap_.allocate(segment.bytes);
-    if (!residency.swap && takeBackCopies(segment.bytes)) {
-      residency.swap = swap_.allocate(segment.bytes);
-    }
-    if (!residency.swap) return false;
-    writeBack(segment, wait);
+    residency.dropped = true;
+  } else if (residency.outgoing != nullptr && copiedOut(segment)) {
+    // Nothing is left to do.
+  } else if (residency.swap && !residency.dirty) {
+    counters_.dropped_bytes += segment.bytes;
+  } else if (!copyOut(segment, /*ahead=*/false)) {
+    return false;
   }
   vacate(segment);
+  reserve_full_ = false;
   return true;
+}
+
+// Makes a copy in swap space, now or by the copier. False if there is no room for it.
+bool Pager::copyOut(Segment& segment, bool ahead) {
+  Residency& residency = segment.residency;
+  if (!residency.swap) residency.swap = swap_.allocate(segment.bytes);
+  if (!residency.swap && !ahead && takeBackCopies(segment.bytes)) {
+    residency.swap = swap_.allocate(segment.bytes);
+  }
+  if (!residency.swap) return false;
+  auto* data = static_cast<std::byte*>(segment.storage.mutable_data());
+  if (ahead) {
+    residency.outgoing =
+        std::make_shared<CopyJob>(CopyJob{*residency.swap, data, segment.bytes, /*out=*/true});
+    copier_->submit(residency.outgoing);
+    count(*residency.swap, static_cast<int64_t>(segment.bytes), /*out=*/true);
+    return true;
+  }
+  const int64_t start = transport::nowNs();
+  swap_.write(*residency.swap, 0, data, segment.bytes);
+  counters_.stall_ns += transport::nowNs() - start;
+  count(*residency.swap, static_cast<int64_t>(segment.bytes), /*out=*/true);
+  residency.dirty = false;
+  return true;
+}
+
+// Waits for the copier. False if it could not write; then nothing has changed.
+bool Pager::copiedOut(Segment& segment) {
+  Residency& residency = segment.residency;
+  const std::shared_ptr<CopyJob> job = std::exchange(residency.outgoing, nullptr);
+  counters_.stall_ns += copier_->wait(*job);
+  if (job->error != nullptr) {
+    swap_.release(*residency.swap);
+    residency.swap.reset();
+    return false;
+  }
+  residency.dirty = false;
+  return true;
+}
+
+// A copy that nobody will need.
+void Pager::dropCopyOut(Segment& segment) {
+  Residency& residency = segment.residency;
+  const auto copied = static_cast<int64_t>(copier_->cancel(*residency.outgoing));
+  count(*residency.swap, copied - static_cast<int64_t>(segment.bytes), /*out=*/true);
+  residency.outgoing = nullptr;
 }
 
 // The segment is in swap space only.
@@ -288,39 +322,6 @@ void Pager::vacate(Segment& segment) {
   remove(segment);
   swapped_[segment.residency.slot] = &segment;
   moved(segment);
-}
-
-void Pager::writeBack(Segment& segment, bool wait) {
-  Residency& residency = segment.residency;
-  auto* data = static_cast<std::byte*>(segment.storage.mutable_data());
-  if (wait || copier_ == nullptr) {
-    const int64_t start = transport::nowNs();
-    swap_.write(*residency.swap, data, segment.bytes);
-    counters_.stall_ns += transport::nowNs() - start;
-  } else {
-    residency.outgoing = std::make_shared<CopyJob>(
-        CopyJob{*residency.swap, data, segment.bytes, /*out=*/true, false, nullptr});
-    copier_->submit(residency.outgoing);
-    leaving_.push_back({&segment, segment.storage, residency.outgoing});
-  }
-  count(*residency.swap, segment.bytes, /*out=*/true);
-  residency.dirty = false;
-}
-
-// Memory whose bytes have left is free. What could not be written stays.
-void Pager::settle(bool wait) {
-  std::erase_if(leaving_, [&](Leaving& leaving) {
-    if (wait) counters_.stall_ns += copier_->wait(*leaving.job);
-    if (!copier_->done(*leaving.job)) return false;
-    Residency& residency = leaving.segment->residency;
-    if (residency.outgoing != leaving.job) return true;  // freed meanwhile
-    if (leaving.job->error == nullptr) {
-      residency.outgoing = nullptr;
-    } else {
-      restore(*leaving.segment, std::move(leaving.storage), /*written=*/false);
-    }
-    return true;
-  });
 }
 
 // What was brought ahead of its use may have to make way after all. False if nothing was.
@@ -350,17 +351,13 @@ bool Pager::awaitReaders() {
 bool Pager::reclaim(uint64_t bytes) {
   if (!active_ && !options_.least_recent) copier_ = std::make_unique<Copier>(swap_);
   active_ = true;
-  if (!leaving_.empty()) {
-    settle(/*wait=*/true);
-    if (arena_.roomBytes() >= bytes) return true;
-  }
   if (lookahead_ != nullptr) lookahead_->advance(now_);
   bool freed = false;
   for (uint64_t got = 0; got < bytes;) {
     Segment* segment = victim(-1.0);
     if (segment == nullptr && settleIncoming()) segment = victim(-1.0);
     if (segment == nullptr && awaitReaders()) segment = victim(-1.0);
-    if (segment == nullptr || !evict(*segment, /*wait=*/true)) break;
+    if (segment == nullptr || !evict(*segment)) break;
     got += segment->bytes;
     freed = true;
   }
@@ -374,25 +371,35 @@ void Pager::between(uint64_t sequence) {
   if (!active_ || copier_ == nullptr || lookahead_ == nullptr) return;
   lookahead_->advance(sequence);
   try {
-    if (!leaving_.empty()) settle(/*wait=*/false);
-    keepReserve();
     prefetch(sequence);
+    if (!reserve_full_) keepReserve();
   } catch (const c10::Error&) {
     // Swap space cannot be written. Whoever really needs the room will say so.
+    reserve_full_ = true;
   }
 }
 
-// Room for the next results is made before they ask for it.
+// The next victims can go at once: their bytes are copied before their room is asked for.
 void Pager::keepReserve() {
-  uint64_t leaving = 0;
-  for (const Leaving& one : leaving_) leaving += one.job->bytes;
-  while (arena_.roomBytes() + leaving < reserveBytes() && copier_->waiting() < kAheadMax) {
-    Segment* segment = victim(1.0);
-    if (segment == nullptr) break;
-    const uint64_t bytes = segment->bytes;
-    if (!evict(*segment, /*wait=*/false)) break;
-    leaving += bytes;
+  if (copier_->waiting() > 0) return;
+  ranked_.clear();
+  for (Segment* segment : resident_) {
+    const double ahead = evictable(*segment) ? distance(*segment) : 0.0;
+    if (ahead > 1.0) ranked_.emplace_back(ahead, segment);
   }
+  std::make_heap(ranked_.begin(), ranked_.end());
+  for (uint64_t ready = arena_.roomBytes(); ready < reserveBytes() && !ranked_.empty();) {
+    std::pop_heap(ranked_.begin(), ranked_.end());
+    Segment& segment = *ranked_.back().second;
+    ranked_.pop_back();
+    const Residency& residency = segment.residency;
+    ready += segment.bytes;
+    if (isDead(segment) || residency.in_place || residency.outgoing != nullptr) continue;
+    if (residency.swap && !residency.dirty) continue;
+    reserve_full_ = !copyOut(segment, /*ahead=*/true);
+    return;  // the next one when it is done
+  }
+  reserve_full_ = true;
 }
 
 // What is used next comes first, and never in the place of something that is used sooner.
@@ -400,25 +407,39 @@ void Pager::prefetch(uint64_t sequence) {
   if (swapped_.empty()) return;
   size_t seen = 0;
   for (const auto& [when, slot] : lookahead_->order()) {
-    if (copier_->waiting() >= kAheadMax || ++seen > kLookMax) return;
+    if (incoming_ >= kIncomingMax || ++seen > kLookMax) return;
     if (when > sequence + kPrefetchMessages) return;
     const auto found = swapped_.find(slot);
     if (found == swapped_.end() || when <= sequence) continue;
     Segment& segment = *found->second;
     const Lookahead::Event* next = lookahead_->next(slot);
     if (next == nullptr || next->frees || next->sequence != when) continue;
-    if (arena_.roomBytes() < segment.bytes + reserveBytes() / 2) {
-      Segment* last = victim(static_cast<double>(when - sequence) * kCleanFactor);
-      if (last == nullptr || !evict(*last, /*wait=*/false)) return;
-      if (arena_.roomBytes() < segment.bytes) return;  // it is on its way out
-    }
+    if (!makeRoomAhead(segment.bytes, static_cast<double>(when - sequence) * kCleanFactor)) return;
     bringIn(segment, /*ahead=*/true);
   }
 }
 
-void Pager::count(const SwapBlock& block, uint64_t bytes, bool out) {
-  (out ? counters_.out_bytes : counters_.in_bytes) += bytes;
-  if (block.tier == SwapBlock::Tier::kDisk) counters_.disk_bytes += bytes;
+// Room for what comes, as far as nothing has to be waited for.
+bool Pager::makeRoomAhead(uint64_t bytes, double further_than) {
+  while (arena_.roomBytes() < bytes) {
+    Segment* last = victim(further_than);
+    if (last == nullptr) return false;
+    const Residency& residency = last->residency;
+    if (residency.outgoing != nullptr && !copier_->done(*residency.outgoing)) return false;
+    const bool copied = residency.outgoing != nullptr || (residency.swap && !residency.dirty);
+    if (!copied && !residency.in_place && !isDead(*last)) {
+      copyOut(*last, /*ahead=*/true);
+      return false;
+    }
+    if (!evict(*last)) return false;
+  }
+  return true;
+}
+
+void Pager::count(const SwapBlock& block, int64_t bytes, bool out) {
+  const auto change = static_cast<uint64_t>(bytes);  // modulo 2^64 where something is taken back
+  (out ? counters_.out_bytes : counters_.in_bytes) += change;
+  if (block.tier == SwapBlock::Tier::kDisk) counters_.disk_bytes += change;
 }
 
 }  // namespace shoal::worker

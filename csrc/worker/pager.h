@@ -5,6 +5,10 @@
 // written), then those whose next use is furthest ahead: exact inside the window that the client is
 // ahead, learned from the last gap between two uses beyond it. A segment with a valid copy in swap
 // space costs no write, so it goes at half the distance.
+//
+// The reserve is not empty memory, which would hold nothing that is used again. It is what can go
+// at once: free memory, and the next victims, whose bytes a thread has written to swap space while
+// the device computed. They stay until their room is really needed.
 #pragma once
 
 #include <c10/core/Storage.h>
@@ -48,7 +52,7 @@ struct Residency {
   std::array<uint32_t, 8> gaps{};
   std::optional<SwapBlock> swap;
   std::shared_ptr<CopyJob> incoming;  // it is on its way in: memory is there, bytes are not yet
-  std::shared_ptr<CopyJob> outgoing;  // its bytes are on their way to swap space
+  std::shared_ptr<CopyJob> outgoing;  // a copy is being made in swap space; it is still here
   uint32_t slot = 0;
   uint32_t number = UINT32_MAX;  // its place among the pager's resident segments
   bool dirty = true;             // changed since its copy in swap space was made
@@ -85,45 +89,41 @@ class Pager {
   void adopted(Segment& segment, uint32_t slot, std::byte* data);
   // A segment in memory that other sessions have too: it counts, and never leaves.
   void shared(Segment& segment, uint32_t slot);
+  // Gives memory that holds nothing back to the system.
+  void trim() { swap_.trim(); }
   uint64_t spillBytes() const { return swap_.bytes(); }
 
   const PagerCounters& counters() const { return counters_; }
-  uint64_t swappedBytes() const { return swap_.hostUsed() + swap_.diskUsed(); }
+  uint64_t swappedBytes() const { return swap_.usedBytes(); }
   // Told when a segment's memory moves, so that others do not read the old one.
   std::function<void(Segment&)> moved;
   // Whether no other device reads the segment any more; with `wait`, once none does.
   std::function<bool(Segment&, bool wait)> readers_gone;
 
  private:
-  static constexpr uint64_t kReservePart = 32;  // of the limit, kept free for the next results
+  static constexpr uint64_t kReservePart = 32;  // of the limit, that can go at once
 
-  // Memory on its way to swap space. It is kept until its bytes have arrived, and given back to its
-  // segment if they do not, or if they are wanted before.
-  struct Leaving {
-    Segment* segment;
-    c10::Storage storage;
-    std::shared_ptr<CopyJob> job;
-  };
   static uint64_t nextGap(const Residency& residency);
   double distance(const Segment& segment) const;
   bool evictable(Segment& segment) const;
   Segment* victim(double further_than) const;
-  bool evict(Segment& segment, bool wait);
-  void settle(bool wait);
-  void takeBack(Segment& segment);
-  void restore(Segment& segment, c10::Storage storage, bool written);
+  bool isDead(const Segment& segment) const;
+  bool evict(Segment& segment);
+  bool copyOut(Segment& segment, bool ahead);
+  bool copiedOut(Segment& segment);
+  void dropCopyOut(Segment& segment);
   void vacate(Segment& segment);
   bool settleIncoming();
   bool awaitReaders();
+  bool makeRoomAhead(uint64_t bytes, double further_than);
   void keepReserve();
   void prefetch(uint64_t sequence);
   uint64_t reserveBytes() const { return options_.limit_bytes / kReservePart; }
   bool takeBackCopies(uint64_t bytes);
-  void writeBack(Segment& segment, bool wait);
   void bringIn(Segment& segment, bool ahead);
   void exchange(Segment& segment);
   void arrived(Segment& segment);
-  void count(const SwapBlock& block, uint64_t bytes, bool out);
+  void count(const SwapBlock& block, int64_t bytes, bool out);
   void add(Segment& segment, uint32_t slot);
   void remove(Segment& segment);
 
@@ -133,11 +133,13 @@ class Pager {
   SwapSpace swap_;
   std::unique_ptr<Copier> copier_;
   std::vector<Segment*> resident_;
-  std::unordered_map<uint32_t, Segment*> swapped_;  // by slot
-  std::vector<Leaving> leaving_;
+  std::unordered_map<uint32_t, Segment*> swapped_;   // by slot
+  std::vector<std::pair<double, Segment*>> ranked_;  // scratch of `keepReserve`
   PagerCounters counters_;
-  uint64_t now_ = 0;     // the message that runs
-  bool active_ = false;  // something was reclaimed: the future matters from now on
+  uint64_t now_ = 0;           // the message that runs
+  size_t incoming_ = 0;        // segments on their way in
+  bool active_ = false;        // something was reclaimed: the future matters from now on
+  bool reserve_full_ = false;  // nothing has left since the reserve was found full
 };
 
 }  // namespace shoal::worker

@@ -1,13 +1,14 @@
-// Where a device's memory goes when the device is full: host memory first, then a file on disk. The
-// file has no name, so nothing is left of it however the worker ends.
+// Where a device's memory goes when the device is full: host memory first, then a file on disk.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "memory/block_allocator.h"
+#include "memory/physical_memory.h"
 
 namespace shoal::worker {
 
@@ -26,29 +27,28 @@ struct SwapBlock {
 
 class SwapSpace {
  public:
-  explicit SwapSpace(SwapOptions options);
-  ~SwapSpace();
-  SwapSpace(const SwapSpace&) = delete;
+  explicit SwapSpace(const SwapOptions& options);
 
-  uint64_t bytes() const { return options_.host_bytes + options_.disk_bytes; }
-  // Host memory while it lasts, then disk; nothing if both are full.
+  uint64_t bytes() const { return host_.memory->bytes() + disk_.memory->bytes(); }
+  // Host memory while it lasts, then disk; nothing if both are full. Throws c10::OutOfMemoryError
+  // with what the system says where the disk does not hold what was declared.
   std::optional<SwapBlock> allocate(uint64_t bytes);
   void release(const SwapBlock& block);
-  // Throws c10::Error with what the system says. Any thread.
-  void write(const SwapBlock& block, const std::byte* from, uint64_t bytes) const;
-  void read(const SwapBlock& block, std::byte* to, uint64_t bytes) const;
-  uint64_t hostUsed() const { return host_blocks_.usedBytes(); }
-  uint64_t diskUsed() const { return disk_blocks_.usedBytes(); }
+  // [at, at + bytes) of a block. Throws c10::Error with what the system says. Any thread.
+  void write(const SwapBlock& block, uint64_t at, const std::byte* from, uint64_t bytes) const;
+  void read(const SwapBlock& block, uint64_t at, std::byte* to, uint64_t bytes) const;
+  // Gives memory that holds nothing back to the system.
+  void trim();
+  uint64_t usedBytes() const { return host_.blocks.usedBytes() + disk_.blocks.usedBytes(); }
 
  private:
-  void openFile();
-  void reserve(uint64_t offset, uint64_t bytes);
-  void raiseFull(int error) const;
+  struct Level {
+    std::unique_ptr<memory::PhysicalMemory> memory;
+    memory::BlockAllocator blocks;
+    void trim();
+  };
 
-  SwapOptions options_;
-  std::byte* host_ = nullptr;
-  int file_ = -1;
-  memory::BlockAllocator host_blocks_, disk_blocks_;
+  Level host_, disk_;
 };
 
 }  // namespace shoal::worker

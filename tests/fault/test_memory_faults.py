@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,6 +123,63 @@ def test_nothing_is_left_on_disk_after_a_kill(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """A directory that exists, and that not even root can write to."""
+    where = tmp_path / "read-only"
+    where.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "ro", "shoal-test", str(where)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if made.returncode != 0:
+        pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
+    yield where
+    subprocess.run(["umount", str(where)], check=True)
+
+
+def test_a_read_only_spill_directory_is_named(
+    read_only: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_SPILL_DIR", str(read_only))
+    with shoal.up([SMALL]) as pool, shoal.connect(pool.url):
+        kept = torch.ones(MiB, device="shoal")
+        with pytest.raises(torch.OutOfMemoryError, match="Read-only file system") as raised:
+            fill(6)[-1].sum().item()
+        assert str(read_only) in str(raised.value)
+        assert kept.sum().item() == MiB
+
+
+def test_nothing_is_left_after_everything_is_killed_at_once(tmp_path: Path) -> None:
+    before = processes.shared_memory_files()
+    client = programs.start(
+        """
+        import shoal, torch
+        with shoal.up(["cpu,memory=8MiB,host=4MiB,disk=64MiB,threads=1"] * 2) as pool:
+            shoal.connect(pool.url, devices=2)
+            x = [torch.full((2**20,), float(i), device="shoal") for i in range(10)]
+            pinned = torch.ones(2**20).pin_memory()
+            handle = shoal.share(x[-1])
+            torch.shoal.synchronize()
+            print(shoal.memory.counters().disk_bytes > 0, flush=True)
+            input()
+        """,
+        SHOAL_SPILL_DIR=str(tmp_path),
+    )
+    assert client.stdout is not None
+    assert client.stdout.readline() == "True\n"
+    everything = [client.pid, *processes.descendants(client.pid)]
+    assert len(everything) >= 6  # the program, head, two device servers, two workers
+    for pid in everything:
+        os.kill(pid, signal.SIGKILL)
+    client.wait(10)
+    wait_until(lambda: not any(map(processes.alive, everything)), 5, "all are gone")
+    assert list(tmp_path.iterdir()) == []
+    assert processes.shared_memory_files() <= before
+
+
 def test_swapped_out_tensors_come_back_from_disk() -> None:
     with shoal.up([SMALL]) as pool, shoal.connect(pool.url):
         tensors = fill(8)
@@ -179,3 +237,51 @@ def test_a_device_stopped_in_the_middle_of_a_copy_is_named() -> None:
             assert here.sum().item() == 1000
         finally:
             os.kill(lease.worker_pids[1], signal.SIGCONT)
+
+
+def test_a_device_killed_in_the_middle_of_a_copy_is_named() -> None:
+    """The reader gives it up within 5 s; nothing else is lost, swapped out or not, here or there."""
+    spilling = "cpu,memory=16MiB,host=64MiB,disk=16MiB,threads=1"
+    devices = [spilling, "cpu,memory=64MiB,threads=1"]
+    with shoal.up(devices) as pool:
+        other = programs.start(
+            """
+            import os, shoal, torch
+            shoal.connect(os.environ["SHOAL_POOL"], memory="25%")
+            x = torch.ones(1000, device="shoal")
+            print("ready", flush=True)
+            input()
+            print(x.sum().item(), flush=True)
+            """,
+            SHOAL_POOL=pool.url,
+        )
+        assert other.stdout is not None
+        assert other.stdin is not None
+        assert other.stdout.readline() == "ready\n"
+        with shoal.connect(pool.url, devices=2, memory="50%") as lease:
+            kept = [torch.full((MiB,), float(i), device="shoal:1") for i in range(4)]  # 16 of 8 MiB
+            there = torch.ones(2 * MiB, device="shoal:2")
+            torch.shoal.synchronize()
+            os.kill(lease.worker_pids[1], signal.SIGSTOP)
+            there.add_(1)
+            copied = there.to("shoal:1")  # its reader waits for the other device now
+            raised: list[BaseException] = []
+
+            def read() -> None:
+                try:
+                    copied.sum().item()
+                except Exception as error:
+                    raised.append(error)
+
+            reader = threading.Thread(target=read)
+            reader.start()
+            os.kill(lease.worker_pids[1], signal.SIGKILL)
+            wait_until(lambda: not reader.is_alive(), 5, "the reader has given up")
+            with pytest.raises(shoal.DeviceLostError, match="lost"):
+                raise raised[0]
+            assert [t.sum().item() / MiB for t in kept] == [0.0, 1.0, 2.0, 3.0]
+        other.stdin.write("\n")
+        other.stdin.flush()
+        assert other.stdout.readline() == "1000.0\n"
+        other.kill()
+        other.wait(10)

@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import shoal
-from shoal import _core
 from tests.support.compare import same_bits
 
 MiB = 2**20
@@ -25,20 +24,10 @@ def lease() -> Iterator[shoal.Lease]:
         yield made
 
 
-def check_page_table() -> None:
-    """One writer, copies only where there is memory, bytes conserved."""
-    total = 0
-    for _, size, bound, valid, _, home, _, _ in _core.segments():
-        total += size
-        assert valid & ~bound == 0
-        assert (bound == 0) == (home < 0)
-        assert home < 0 or valid >> home & 1, "the writer has the present bytes"
-    assert total == _core.memory_use(0)["allocated_bytes"]
-
-
-#: (name, needs another tensor, what to do with the place, the other place and a number).
+#: What a step may do.
 OPERATIONS = (
     "new",
+    "windows",
     "add_",
     "mul",
     "view_write",
@@ -51,6 +40,8 @@ OPERATIONS = (
     "share",
     "hand_over",
 )
+MAKERS = ("new", "windows", "clone", "mul", "matmul")
+TENSORS_MAX = 32
 SHARED_MAX = 2  # at once: shared tensors are never swapped out, and the devices are small
 
 
@@ -59,26 +50,25 @@ class Program:
 
     def __init__(self) -> None:
         self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.shared: dict[int, shoal.Handle] = {}  # by address
+        #: By address: the handle, and the local tensor that has the layout of the shared one.
+        self.shared: dict[int, tuple[shoal.Handle, torch.Tensor]] = {}
 
     def step(self, name: str, first: int, second: int, number: int) -> None:
-        if name == "new" or not self.pairs:
-            local = torch.full((ROWS, 1024), float(number))
-            place = "shoal" if number % 3 else f"shoal:{1 + number % 2}"
-            self.pairs.append((local.to(place), local))
+        if name in ("new", "windows") or not self.pairs:
+            self.make(number, rows=ROWS if name == "new" else 2 * ROWS)
             return
         at, other = first % len(self.pairs), second % len(self.pairs)
         if name == "free":
             self.unshare(self.pairs.pop(at)[0])
         elif name == "share":
-            self.share(self.pairs[at][0])
+            self.share(*self.pairs[at])
         elif name == "hand_over":
-            self.hand_over(*self.pairs[at], number)
+            self.hand_over(self.pairs[at][0], number)
         elif name == "move":
             there, local = self.pairs[at]
             moved = there.to(f"shoal:{number % 4}")
-            self.pairs[at] = (moved, local)
             if moved is not there:
+                self.pairs[at] = (moved, local.clone())  # other views stay with the old one
                 self.unshare(there)
         elif name == "random":
             seed = number
@@ -88,27 +78,44 @@ class Program:
         else:
             x, y = self.pairs[at], self.pairs[other]
             near = (y[0].to(x[0].device), y[1])
+            if (
+                x[1].untyped_storage().data_ptr() == y[1].untyped_storage().data_ptr()
+                and at != other
+            ):
+                near = (
+                    near[0].clone(),
+                    y[1].clone(),
+                )  # torch refuses operands that overlap in part
             done = [self.apply(name, a, b, number) for a, b in zip(x, near, strict=True)]
             if done[0] is not None:
                 self.pairs.append((done[0], done[1]))
 
-    def share(self, tensor: torch.Tensor) -> None:
+    def make(self, number: int, rows: int) -> None:
+        """A tensor; of a larger one two windows that overlap, so that writes are seen in both."""
+        local = torch.full((rows, 1024), float(number))
+        there = local.to("shoal" if number % 3 else f"shoal:{1 + number % 2}")
+        starts = (0, ROWS // 2) if rows > ROWS else (0,)
+        self.pairs += [(there[i : i + ROWS], local[i : i + ROWS]) for i in starts]
+
+    def share(self, tensor: torch.Tensor, local: torch.Tensor) -> None:
         """Shares it, or takes it back."""
-        if tensor.data_ptr() in self.shared:
+        address = tensor.untyped_storage().data_ptr()
+        if address in self.shared:
             self.unshare(tensor)
         elif len(self.shared) < SHARED_MAX:
-            self.shared[tensor.data_ptr()] = shoal.share(tensor, mode="exclusive")
+            self.shared[address] = (shoal.share(tensor, mode="exclusive"), local)
 
     def unshare(self, tensor: torch.Tensor) -> None:
-        handle = self.shared.pop(tensor.data_ptr(), None)
-        if handle is not None:
-            shoal.unshare(handle)
+        shared = self.shared.pop(tensor.untyped_storage().data_ptr(), None)
+        if shared is not None:
+            shoal.unshare(shared[0])
 
-    def hand_over(self, there: torch.Tensor, local: torch.Tensor, number: int) -> None:
+    def hand_over(self, there: torch.Tensor, number: int) -> None:
         """Somebody else who has it open writes to it."""
-        handle = self.shared.get(there.data_ptr())
-        if handle is None:
+        shared = self.shared.get(there.untyped_storage().data_ptr())
+        if shared is None:
             return
+        handle, local = shared
         opened = shoal.open(handle)
         shoal.release(there)
         with shoal.acquire(opened):
@@ -134,34 +141,70 @@ class Program:
         return None
 
 
-@settings(
-    max_examples=25,
+STEPS = st.tuples(
+    st.sampled_from(OPERATIONS), st.integers(0, 30), st.integers(0, 30), st.integers(0, 90)
+)
+QUIET = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(
-    steps=st.lists(
-        st.tuples(
-            st.sampled_from(OPERATIONS), st.integers(0, 30), st.integers(0, 30), st.integers(0, 90)
-        ),
-        min_size=5,
-        max_size=60,
-    ),
-    often=st.integers(1, 8),
-)
-def test_any_program_equals_local_torch(
-    lease: shoal.Lease, steps: list[tuple[str, int, int, int]], often: int
-) -> None:
+
+
+def run(filled: int, steps: list[tuple[str, int, int, int]], often: int) -> None:
+    """Both sides are compared, and the page table is checked, after every `often` steps.
+
+    It begins with as many tensors as `filled` says. Three devices hold 24.
+    """
+    before = shoal.memory.counters()
     program = Program()
+    for number in range(filled):
+        program.make(number, ROWS)
     for number, step in enumerate(steps):
-        if len(program.pairs) >= 40 and step[0] in ("new", "clone", "mul", "matmul"):
+        if len(program.pairs) >= TENSORS_MAX and step[0] in MAKERS:
             continue
         program.step(*step)
-        check_page_table()
-        if number % often == 0 and program.pairs:
-            same_bits(*program.pairs[number % len(program.pairs)])
+        if number % often == 0:
+            shoal.memory.check()
+            for pair in program.pairs:
+                same_bits(*pair)
     for there, local in program.pairs:
         same_bits(there, local)
         program.unshare(there)
         same_bits(there, local)
+    shoal.memory.check()
     assert shoal.shares() == []
+    moved = shoal.memory.counters() - before
+    assert filled < 26 or moved.dropped_bytes + moved.swapped_bytes > 0, "something was evicted"
+
+
+@settings(QUIET, max_examples=40)
+@given(filled=st.integers(0, 28), steps=st.lists(STEPS, min_size=5, max_size=40))
+def test_any_program_equals_local_torch_after_every_step(
+    lease: shoal.Lease, filled: int, steps: list[tuple[str, int, int, int]]
+) -> None:
+    run(filled, steps, often=1)
+
+
+@settings(QUIET, max_examples=40)
+@given(
+    filled=st.integers(0, 28),
+    steps=st.lists(STEPS, min_size=20, max_size=80),
+    often=st.integers(5, 30),
+)
+def test_any_program_equals_local_torch_with_many_steps_under_way(
+    lease: shoal.Lease, filled: int, steps: list[tuple[str, int, int, int]], often: int
+) -> None:
+    """Between two looks the devices are behind: copies ahead of use, and what they displace."""
+    run(filled, steps, often)
+
+
+def test_the_check_compares_replicas(lease: shoal.Lease) -> None:
+    weight = torch.ones(1, 1024, device="shoal")
+    blocks = [torch.ones(200, 1024, device="shoal") for _ in range(5)]  # more than one device holds
+    for block in blocks:
+        block.add_(weight)
+    copies = shoal.memory.check()
+    found = {s.address: s for s in shoal.memory.map()}
+    assert len({found[b.data_ptr()].home for b in blocks}) > 1
+    assert found[weight.data_ptr()].state == "replicated"
+    assert copies >= len(found[weight.data_ptr()].copies) + 1

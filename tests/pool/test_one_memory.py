@@ -85,7 +85,7 @@ def train(kind: str, device: str, steps: int = 3) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", ["cnn", "gpt"])
-@pytest.mark.parametrize(("devices", "each"), [(1, 64), (2, 16), (4, 5)])
+@pytest.mark.parametrize(("devices", "each"), [(1, 64), (2, 16), (4, 4)])
 def test_unmodified_trainings_have_the_losses_of_local_torch(
     four: shoal.Pool, kind: str, devices: int, each: int
 ) -> None:
@@ -93,7 +93,7 @@ def test_unmodified_trainings_have_the_losses_of_local_torch(
     with shoal.connect(four.url, devices=devices, memory=each * MiB):
         assert train(kind, "shoal") == expected
         if devices == 4:
-            assert torch.shoal.max_memory_allocated() > 2.5 * each * MiB
+            assert torch.shoal.max_memory_allocated() > 3 * each * MiB
             assert memory.counters().peer_bytes > 0
 
 
@@ -182,11 +182,56 @@ def test_the_map_says_where_everything_is(four: shoal.Pool) -> None:
         assert found[a.data_ptr()].home == found[a.data_ptr()].device == 1
         assert found[b.data_ptr()].copies == (2,)
         assert found[b.data_ptr()].bytes == b.nbytes
+        assert found[b.data_ptr()].state == "resident"
+        assert found[b.data_ptr()].frame is not None
+        before = found[b.data_ptr()].version
+        b.add_(1)
+        assert {s.address: s for s in memory.map()}[b.data_ptr()].version > before
         assert "shoal:2" in memory.picture()
 
 
 def test_fresh_memory_holds_nothing_of_another_session(four: shoal.Pool) -> None:
-    with shoal.connect(four.url, memory=32 * MiB):
-        torch.full((6 * MiB,), 7.0, device="shoal").sum().item()
-    with shoal.connect(four.url, memory=32 * MiB):
-        assert not torch.empty(6 * MiB, device="shoal").cpu().any()
+    """Large blocks, slabs and what had been swapped out, after several sessions that filled all."""
+    for _ in range(3):
+        with shoal.connect(four.url, memory=32 * MiB):
+            kept = [
+                torch.full((MiB,), 7.0, device="shoal") for _ in range(12)
+            ]  # 16 MiB swapped out
+            kept += [torch.full((100,), 7.0, device="shoal") for _ in range(500)]
+            torch.shoal.synchronize()
+            assert memory.counters().swapped_out_bytes > 0
+            del kept
+            torch.shoal.empty_cache()
+        with shoal.connect(four.url, memory=32 * MiB):
+            large = [torch.empty(MiB, device="shoal") for _ in range(12)]
+            small = [torch.empty(100, device="shoal") for _ in range(500)]
+            assert not any(x.cpu().any() for x in large + small)
+
+
+def test_watching_says_what_an_optimal_pager_would_have_moved() -> None:
+    with (
+        shoal.up(["cpu,memory=16MiB,host=64MiB,disk=0,threads=1"]) as pool,
+        shoal.connect(pool.url),
+    ):
+        layers = [torch.randn(512, 512).to("shoal") for _ in range(24)]  # 24 of 16 MiB
+        x = torch.randn(1, 512).to("shoal")
+
+        def token() -> None:
+            y = x
+            for layer in layers:
+                y = torch.tanh(y @ layer)
+            y.sum().item()
+
+        for _ in range(3):
+            token()
+        with memory.watch() as seen:
+            for _ in range(6):
+                token()
+        least = 6 * (24 - 16) * MiB
+        assert seen.optimal_bytes >= least // 2
+        assert seen.moved.swapped_bytes >= seen.clairvoyant_bytes * 0.9
+        assert seen.moved.disk_bytes == 0
+        assert f"an optimal pager would have moved {seen.optimal_bytes / MiB:.1f} MiB" in str(seen)
+        states = {s.state for s in memory.map()}
+        assert {"resident", "swapped"} <= states
+        assert memory.check() > 0

@@ -7,8 +7,10 @@
 from __future__ import annotations
 
 from shoal.memory.address_map import Counters, Segment, counters, map, picture, save_picture
+from shoal.memory.check import check
 from shoal.memory.replay import Replayed, replay
 from shoal.memory.trace import Event, Trace, record
+from shoal.memory.watch import Watched, watch
 
 __all__ = [
     "Counters",
@@ -16,10 +18,13 @@ __all__ = [
     "Replayed",
     "Segment",
     "Trace",
+    "Watched",
+    "check",
     "counters",
     "map",
     "picture",
     "record",
     "replay",
     "save_picture",
+    "watch",
 ]

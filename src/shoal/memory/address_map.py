@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from shoal import _core
@@ -22,6 +22,20 @@ class Segment:
     swapped: tuple[int, ...]  # of these, those where it is not in the device's memory now
     device: int  # 0: of the whole lease; k: of shoal:k
     part_of: int | None = None  # address of the segment larger than any device that it is a part of
+    version: int = 0  # number of its home's message that wrote it last
+    frame: int | None = None  # byte of its home's memory where it starts; None: not there
+    shared: bool = False  # other programs have it, too
+
+    @property
+    def state(self) -> str:
+        """ "empty" (no memory yet), "shared", "swapped", "replicated" or "resident"."""
+        if self.home is None:
+            return "empty"
+        if self.shared:
+            return "shared"
+        if set(self.copies) <= set(self.swapped):
+            return "swapped"
+        return "replicated" if len(self.copies) > 1 else "resident"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +50,27 @@ class Counters:
     prefetched_bytes: int  # of those swapped in, that were there before they were used
     stall_s: float
 
+    @property
+    def swapped_bytes(self) -> int:
+        """Between devices and swap space, in both directions."""
+        return self.swapped_in_bytes + self.swapped_out_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Of these, from and to host memory."""
+        return self.swapped_bytes - self.disk_bytes
+
+    def __sub__(self, earlier: Counters) -> Counters:
+        """What was moved since `earlier`."""
+        pairs = zip(astuple(self), astuple(earlier), strict=True)
+        return Counters(*(after - before for after, before in pairs))
+
 
 def map() -> list[Segment]:
     """All live segments of this program, in the order of their addresses.
 
     >>> for segment in shoal.memory.map():
-    ...     print(hex(segment.address), segment.bytes, segment.home)
+    ...     print(hex(segment.address), segment.bytes, segment.home, segment.state)
     """
     if not _core.device_count():
         return []
@@ -50,28 +79,43 @@ def map() -> list[Segment]:
 
 def _segment(
     address: int,
-    size: int,
+    length: int,
     bound: int,
     valid: int,
     resident: int,
     home: int,
     pinned: int,
     part_of: int,
+    version: int,
+    frame: int,
+    shared: bool,
 ) -> Segment:
     copies = tuple(i + 1 for i in range(32) if valid >> i & 1)
     swapped = tuple(i for i in copies if not resident >> (i - 1) & 1)
     written = home + 1 if home >= 0 else None
-    return Segment(address, size, written, copies, swapped, pinned + 1, part_of or None)
+    return Segment(
+        address,
+        length,
+        written,
+        copies,
+        swapped,
+        pinned + 1,
+        part_of or None,
+        version,
+        frame if frame >= 0 else None,
+        shared,
+    )
 
 
-def _members() -> int:
+def members() -> int:
+    """How many devices the lease has."""
     count = _core.device_count()
     return 1 if count == 1 else max(0, count - 1)
 
 
 def counters() -> Counters:
     """What the lease's devices moved so far; waits for them."""
-    stats = [_core.worker_stats(i + 1) for i in range(_members())]
+    stats = [_core.worker_stats(i + 1) for i in range(members())]
 
     def total(name: str) -> int:
         return sum(s[name] for s in stats)
@@ -91,7 +135,7 @@ def _rows() -> list[tuple[str, int, int, int, int]]:
     """(name, memory, own, replicas, swapped) of each member device, bytes."""
     segments = map()
     rows = []
-    for member in range(1, _members() + 1):
+    for member in range(1, members() + 1):
         own = sum(s.bytes for s in segments if s.home == member and member not in s.swapped)
         replicas = sum(
             s.bytes
@@ -116,8 +160,8 @@ def picture(width: int = 60) -> str:
         second = min(width - first, round(width * replicas / cells))
         bar = "█" * first + "▒" * second + "·" * (width - first - second)
         lines.append(
-            f"{name:<9}{bar} {_size(own + replicas)} of {_size(limit)}"
-            + (f", {_size(swapped)} swapped out" if swapped else "")
+            f"{name:<9}{bar} {size(own + replicas)} of {size(limit)}"
+            + (f", {size(swapped)} swapped out" if swapped else "")
         )
     return "\n".join(lines) or "no lease"
 
@@ -128,7 +172,7 @@ def save_picture(path: str | Path) -> Path:
     >>> shoal.memory.save_picture("memory.html")
     """
     target = Path(path)
-    body = "".join(_strip(member) for member in range(1, _members() + 1))
+    body = "".join(_strip(member) for member in range(1, members() + 1))
     legend = "".join(
         f'<span style="background:{colour}">&nbsp;&nbsp;&nbsp;</span> {text} &nbsp; '
         for colour, text in (
@@ -153,18 +197,21 @@ def _strip(member: int) -> str:
         if member not in s.copies:
             continue
         colour = _SWAPPED if member in s.swapped else _PRESENT if s.home == member else _REPLICA
-        title = html.escape(f"{s.address:#x}: {_size(s.bytes)}, written by shoal:{s.home}")
+        title = html.escape(
+            f"{s.address:#x}: {size(s.bytes)}, {s.state}, written by shoal:{s.home}"
+        )
         blocks.append(
             f'<div title="{title}" style="flex:0 0 {100 * s.bytes / limit:.4f}%;'
             f'background:{colour};outline:1px solid #fff"></div>'
         )
     return (
-        f'<h2>shoal:{member}, {_size(limit)}</h2><div style="display:flex;flex-wrap:wrap;'
+        f'<h2>shoal:{member}, {size(limit)}</h2><div style="display:flex;flex-wrap:wrap;'
         f'min-height:3em;background:{_FREE}">{"".join(blocks)}</div>'
     )
 
 
-def _size(count: int) -> str:
+def size(count: int) -> str:
+    """Bytes, for people."""
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:

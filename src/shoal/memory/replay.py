@@ -1,7 +1,8 @@
 """A recorded trace on a device of any size, offline: what a pager has to move at least.
 
 Pure: no device, no clock. The optimal pager knows the future and evicts what is used furthest ahead
-(Belady's rule); `lru` evicts what was used least recently. Both move whole segments, on demand.
+(Belady's rule); `lru` evicts what was used least recently. Both move whole segments, on demand, and
+begin with what the device held when the recording began.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ class Replayed:
 
     in_bytes: int = 0
     out_bytes: int = 0
-    peak_bytes: int = 0  # that the trace needs at once
+    #: Not written, because the trace frees them before it uses them again. The program may not have
+    #: freed them when they left: then a pager that does not know the future has to write them.
+    dead_bytes: int = 0
+    peak_bytes: int = 0  # that are alive at once
 
     @property
     def moved_bytes(self) -> int:
@@ -44,9 +48,11 @@ class _Held:
 class _Pager:
     capacity_bytes: int
     optimal: bool
-    future: dict[int, deque[int]]
+    future: dict[int, deque[int]]  # calls that use it
+    freed: set[int]  # those that the trace frees
     result: Replayed = field(default_factory=Replayed)
     live: dict[int, _Held] = field(default_factory=dict)
+    live_bytes: int = 0
     resident_bytes: int = 0
     #: Candidates for eviction, last first; entries may be out of date.
     heap: list[tuple[int, int]] = field(default_factory=list)
@@ -57,12 +63,18 @@ class _Pager:
             uses.popleft()
         return uses[0] if uses else NEVER
 
-    def offer(self, address: int, call: int) -> None:
-        rank = self.next_use(address, call) if self.optimal else -call
-        heapq.heappush(self.heap, (-rank, address))
-
     def rank(self, address: int, call: int) -> int:
         return self.next_use(address, call) if self.optimal else -self.live[address].used
+
+    def offer(self, address: int, call: int) -> None:
+        heapq.heappush(self.heap, (-self.rank(address, call), address))
+
+    def hold(self, address: int, held: _Held) -> None:
+        self.live[address] = held
+        self.live_bytes += held.bytes
+        self.result.peak_bytes = max(self.result.peak_bytes, self.live_bytes)
+        if held.resident:
+            self.resident_bytes += held.bytes
 
     def make_room(self, bytes_needed: int, call: int, keep: set[int]) -> None:
         aside = []
@@ -76,9 +88,13 @@ class _Pager:
                 continue
             held.resident = False
             self.resident_bytes -= held.bytes
+            dead = self.optimal and address in self.freed and self.next_use(address, call) == NEVER
             if not held.clean:
-                self.result.out_bytes += held.bytes
                 held.clean = True
+                if dead:
+                    self.result.dead_bytes += held.bytes
+                else:
+                    self.result.out_bytes += held.bytes
         for entry in aside:
             heapq.heappush(self.heap, entry)
 
@@ -86,31 +102,36 @@ class _Pager:
         keep = {event.address for event in events}
         for event in events:
             if event.kind == FREES:
-                held = self.live.pop(event.address, None)
-                if held is not None and held.resident:
-                    self.resident_bytes -= held.bytes
-                continue
-            held = self.live.get(event.address)
-            if held is None:
-                fresh = event.kind in (MAKES, UPLOADS)
-                held = _Held(event.bytes, False, event.kind == UPLOADS)
-                self.live[event.address] = held
-                if not fresh:  # it was there before the trace began
-                    held.clean = True
-                    self.result.in_bytes += event.bytes
-                self._place(held, event, call, keep)
-            elif not held.resident:
-                self.result.in_bytes += held.bytes
-                self._place(held, event, call, keep)
-            if event.kind in (WRITES, MAKES):
-                held.clean = False
-            held.used = call
-            self.offer(event.address, call)
+                self.free(event.address)
+            else:
+                self.use(event, call, keep)
 
-    def _place(self, held: _Held, event: Event, call: int, keep: set[int]) -> None:
-        self.make_room(held.bytes, call, keep)
-        held.resident = True
-        self.resident_bytes += held.bytes
+    def free(self, address: int) -> None:
+        held = self.live.pop(address, None)
+        if held is None:
+            return
+        self.live_bytes -= held.bytes
+        if held.resident:
+            self.resident_bytes -= held.bytes
+
+    def use(self, event: Event, call: int, keep: set[int]) -> None:
+        held = self.live.get(event.address)
+        if held is None:
+            held = _Held(event.bytes, False, clean=event.kind == UPLOADS)
+            self.hold(event.address, held)
+            if event.kind not in (MAKES, UPLOADS):  # it was elsewhere before the trace began
+                held.clean = True
+                self.result.in_bytes += held.bytes
+        elif not held.resident:
+            self.result.in_bytes += held.bytes
+        if not held.resident:
+            self.make_room(held.bytes, call, keep)
+            held.resident = True
+            self.resident_bytes += held.bytes
+        if event.kind in (WRITES, MAKES):
+            held.clean = False
+        held.used = call
+        self.offer(event.address, call)
 
 
 def replay(
@@ -126,22 +147,29 @@ def replay(
     """
     if policy not in ("optimal", "lru"):
         raise ValueError(f"policy is 'optimal' or 'lru', not {policy!r}")
-    events = trace.events if isinstance(trace, Trace) else list(trace)
-    future: dict[int, deque[int]] = defaultdict(deque)
+    if not isinstance(trace, Trace):
+        trace = Trace(list(trace))
+    pager = _Pager(capacity_bytes, policy == "optimal", defaultdict(deque), set())
     lives: dict[int, int] = {}
     renamed = []
-    for event in events:  # an address is used again after it is freed: that is another segment
+    for event in trace.events:  # an address is used again after it is freed: another segment
         number = lives.setdefault(event.address, 0)
-        name = event.address * 1_000_003 + number
+        name = _name(event.address, number)
         if event.kind == FREES:
             lives[event.address] = number + 1
+            pager.freed.add(name)
         else:
-            future[name].append(event.call)
+            pager.future[name].append(event.call)
         renamed.append(Event(event.call, event.kind, name, event.bytes, event.member))
-    pager = _Pager(capacity_bytes, policy == "optimal", future)
-    live_bytes = 0
+    for segment in trace.before:
+        # Whatever the device held may have had a copy in the host: the optimum gets the benefit.
+        name = _name(segment.address, 0)
+        pager.hold(name, _Held(segment.bytes, not segment.swapped, clean=True))
+        pager.offer(name, -1)
     for call, group in groupby(renamed, key=lambda event: event.call):
         pager.run(call, list(group))
-        live_bytes = sum(held.bytes for held in pager.live.values()) if call % 64 == 0 else 0
-        pager.result.peak_bytes = max(pager.result.peak_bytes, live_bytes)
     return pager.result
+
+
+def _name(address: int, number: int) -> int:
+    return address * 1_000_003 + number

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shoal import _core
+from shoal.memory.address_map import Segment, map
 
 #: Kinds of event, as the core numbers them.
 READS, WRITES, MAKES, FREES, UPLOADS = range(5)
@@ -20,14 +21,34 @@ class Event:
     kind: int
     address: int
     bytes: int
-    member: int  # the device of the lease that ran the call
+    member: int  # the device of the lease that ran the call, from 0
 
 
 @dataclass(slots=True)
 class Trace:
-    """Events in the order in which the program caused them."""
+    """Events in the order in which the program caused them, and what was where before the first."""
 
     events: list[Event] = field(default_factory=list)
+    before: list[Segment] = field(default_factory=list)
+
+    def of_member(self, member: int) -> Trace:
+        """What one device of the lease (from 0) had to do with it.
+
+        A copy from another device comes for nothing: it is that device's to count. A write there
+        makes the copy here worthless, which is the segment's end here.
+        """
+        seen = {s.address for s in self.before if member + 1 in s.copies}
+        kept = []
+        for event in self.events:
+            if event.member == member or event.kind == FREES:
+                if event.kind in (READS, WRITES) and event.address not in seen:
+                    kept.append(replace(event, kind=UPLOADS))
+                seen.add(event.address)
+                kept.append(event)
+            elif event.kind != READS and event.address in seen:
+                seen.discard(event.address)
+                kept.append(replace(event, kind=FREES, member=member))
+        return Trace(kept, [s for s in self.before if member + 1 in s.copies])
 
 
 @contextmanager
@@ -39,6 +60,9 @@ def record() -> Iterator[Trace]:
     >>> shoal.memory.replay(trace, capacity_bytes=2**30).moved_bytes
     """
     trace = Trace()
+    if _core.device_count():
+        _core.synchronize(0)  # what is on its way in or out has arrived
+    trace.before = map()
     _core.start_trace()
     try:
         yield trace

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.memory import Segment
 from shoal.memory.replay import replay
-from shoal.memory.trace import FREES, MAKES, READS, WRITES, Event
+from shoal.memory.trace import FREES, MAKES, READS, WRITES, Event, Trace
 
 
 def calls(*groups: list[tuple[int, int]], size: int = 10) -> list[Event]:
@@ -43,6 +44,40 @@ def test_what_was_written_has_to_be_written_back() -> None:
 def test_the_dead_are_not_written_back() -> None:
     trace = calls([(MAKES, 1)], [(FREES, 1)], [(MAKES, 2)])
     assert replay(trace, 10).moved_bytes == 0
+
+
+def test_what_will_be_freed_need_not_be_written_by_who_knows() -> None:
+    """It is not freed yet when it leaves: a pager without that knowledge has to write it."""
+    trace = calls([(MAKES, 1)], [(MAKES, 2)], [(READS, 2)], [(FREES, 1)])
+    result = replay(trace, 10)
+    assert (result.moved_bytes, result.dead_bytes) == (0, 10)
+    assert replay(trace, 10, "lru").out_bytes == 10
+
+
+def test_it_begins_with_what_the_device_held() -> None:
+    """A segment that is there costs nothing, one that is swapped out does; neither is written."""
+    before = [Segment(1, 10, 1, (1,), (), 0), Segment(2, 10, 1, (1,), (1,), 0)]
+    reads = calls([(READS, 1)], [(READS, 2)], [(READS, 1)])
+    assert replay(Trace(reads, before), 20).in_bytes == 10
+    assert replay(Trace(reads, before), 10).in_bytes == 20
+    assert replay(Trace(reads, before), 10).out_bytes == 0
+    assert replay(Trace(reads, before), 20).peak_bytes == 20
+
+
+def test_each_device_has_its_own_part_of_a_trace() -> None:
+    """A copy from the other device is not swapped in, and is void once its original is written."""
+    trace = Trace(
+        [
+            Event(1, MAKES, 1, 10, 0),
+            Event(2, READS, 1, 10, 1),
+            Event(3, WRITES, 1, 10, 0),
+            Event(4, MAKES, 2, 10, 1),
+            Event(5, READS, 2, 10, 1),
+        ]
+    )
+    assert replay(trace.of_member(0), 10).moved_bytes == 0
+    assert replay(trace.of_member(1), 10).moved_bytes == 0
+    assert [e.kind for e in trace.of_member(1).events if e.address == 1][-1] == FREES
 
 
 def test_an_address_that_is_used_again_is_another_segment() -> None:
