@@ -26,7 +26,9 @@ class Lane {
   enum class Direction { kSend, kReceive };
 
   Lane(std::unique_ptr<Connection> connection, Direction direction)
-      : connection_(std::move(connection)), direction_(direction) {}
+      : connection_(std::move(connection)), direction_(direction) {
+    connection_->setSpin(0);  // it is all about bytes a second: a core that spins encrypts nothing
+  }
 
   // Few pieces wait for a lane that sends; one that receives has as many as the stream announced.
   bool tryPush(Piece& piece);

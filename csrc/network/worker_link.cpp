@@ -1,11 +1,11 @@
 #include "network/worker_link.h"
 
-#include <sched.h>
 #include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstdio>
 #include <deque>
 #include <functional>
@@ -25,8 +25,8 @@
 namespace shoal::network {
 namespace {
 
-constexpr int64_t kSpinNs = 200000;
-constexpr int64_t kPauseNs = 50000;
+// Between two looks whether the executor has taken pieces. It has many before it: no hurry.
+constexpr int64_t kPauseNs = 100000;
 constexpr int64_t kProgressNs = 1000000;  // between two frames that say only how far we are
 constexpr int64_t kReplySpinUs = 30;
 constexpr size_t kBatchWords = 16 * 1024;
@@ -162,19 +162,6 @@ class Link {
     return message[2];
   }
 
-  template <typename Ready>
-  static void waitFor(const Ready& ready) {
-    const int64_t start = transport::nowNs();
-    while (!ready()) {
-      if (transport::nowNs() - start < kSpinNs) {
-        sched_yield();
-      } else {
-        const timespec pause{0, kPauseNs};
-        nanosleep(&pause, nullptr);
-      }
-    }
-  }
-
   // Finds a place for the bytes of a kCopyIn; they come now, or by a lane.
   void takeIn(Reader& reader, std::vector<uint64_t>& message, uint64_t sequence) {
     const uint64_t bytes = pieceOf(message);
@@ -183,11 +170,12 @@ class Link {
       throw wire::ProtocolError("there is no lane " + std::to_string(lane));
     }
     std::optional<uint64_t> place;
-    waitFor([&] {
+    while (!(place = in_.take(bytes, sequence))) {
       in_.release(completed());
-      place = in_.take(bytes, sequence);
-      return place.has_value();
-    });
+      if ((place = in_.take(bytes, sequence))) break;
+      const timespec pause{0, kPauseNs};
+      nanosleep(&pause, nullptr);
+    }
     message[3] = *place;
     if (lane == 0) return reader.read(options_.staging + *place, bytes);
     const uint64_t ticket = arriving_.expect();
@@ -197,12 +185,9 @@ class Link {
 
   uint64_t takeOut(uint64_t bytes, uint64_t sequence) {
     std::optional<uint64_t> place;
-    waitFor([&] {
-      const std::lock_guard held(mutex_);
-      place = out_.take(bytes, sequence);
-      if (place) copies_.push_back({sequence, *place, bytes});
-      return place.has_value();
-    });
+    std::unique_lock held(mutex_);
+    released_.wait(held, [&] { return (place = out_.take(bytes, sequence)).has_value(); });
+    copies_.push_back({sequence, *place, bytes});
     return *place;
   }
 
@@ -281,8 +266,11 @@ class Link {
         down_->write(data, copy.bytes);
       }
       leaving_.then(0, [this, sequence = copy.sequence] {
-        const std::lock_guard held(mutex_);
-        out_.release(sequence);
+        {
+          const std::lock_guard held(mutex_);
+          out_.release(sequence);
+        }
+        released_.notify_one();
       });
     }
   }
@@ -315,6 +303,7 @@ class Link {
   bool told_failed_ = false;
   Staging in_{0, kStagingBytes};  // the receiver's alone
   std::mutex mutex_;
+  std::condition_variable released_;  // of out_
   Staging out_{kStagingBytes, kStagingBytes};
   std::deque<CopyOut> copies_;
 };
