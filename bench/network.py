@@ -176,9 +176,9 @@ def reading(trainer: Trainer) -> Callable[[], None]:
 
 
 def delays(pool: StandingPool, plan: Plan, tell: Tell) -> list[Figure]:
-    """One `.item()` a step, which costs a round trip wherever the device is: the note has that floor.
+    """One `.item()` a step, which no device elsewhere can answer sooner than a read alone takes here.
 
-    The target holds for steps whose floor is below it.
+    That floor is in the note. The target holds for steps whose floor is below it.
     """
     found = []
     with shoal.connect(pool.network_url, transport="network") as lease:
@@ -195,10 +195,10 @@ def delays(pool: StandingPool, plan: Plan, tell: Tell) -> list[Figure]:
                     plan, least=5, most=60,
                 )  # fmt: skip
                 local_ms, ours_ms = pair.base.median * 1000, pair.ours.median * 1000
-                floor = (local_ms + delay) / local_ms
+                floor = (local_ms + trip) / local_ms
                 note = (
-                    f"local {local_ms:.2f} ms, shoal {ours_ms:.2f} ms; floor (local + {delay:g} ms) "
-                    f"{floor:.3f}; an idle device answers in {trip:.2f} ms"
+                    f"local {local_ms:.2f} ms, shoal {ours_ms:.2f} ms, one read on an idle device "
+                    f"{trip:.2f} ms: floor {floor:.3f}"
                 )
                 target = DELAY_TARGET if delay == 1.0 and floor < DELAY_TARGET else None
                 name = f"{program.name}, {delay:g} ms"
@@ -338,14 +338,16 @@ def over_loopback(
 @click.option("--quick", is_flag=True, help="Fewer and shorter bursts, no large transfers.")
 @click.option("--rounds", type=click.IntRange(2), help="Bursts of each side, per figure.")
 @click.option("--only", multiple=True, type=click.Choice(GROUPS), help="A group; may be repeated.")
+@click.option("--update", is_flag=True, help="With --only: the other groups of network.json stay.")
 @click.option("--inside", hidden=True, help="The desk's part of the narrow way.")
 @click.option(
     "--output", type=click.Path(path_type=Path, file_okay=False), default=RESULTS,
     help="Folder for network.json.",
 )  # fmt: skip
 def main(
-    quick: bool, rounds: int | None, only: tuple[str, ...], inside: str | None, output: Path
-) -> None:
+    quick: bool, rounds: int | None, only: tuple[str, ...], update: bool, inside: str | None,
+    output: Path,
+) -> None:  # fmt: skip
     """Measures the device over TCP against local torch, shared memory and plain sockets."""
     torch.set_num_threads(1)
     if inside:
@@ -364,7 +366,11 @@ def main(
         load_after=load(), rounds=plan.rounds, quick=quick,
     )  # fmt: skip
     run = Run(machine, figures, missing, {})
-    path = output / ("network-partial.json" if quick or only else "network.json")
+    whole = output / "network.json"
+    if update:
+        kept = [f for f in Run.load(whole).figures if f.group not in only]
+        run.figures = sorted(kept + figures, key=lambda f: GROUPS.index(f.group))
+    path = output / "network-partial.json" if (quick or only) and not update else whole
     run.save(path)
     report.print_tables(run, console)
     console.print(f"written: {path}")
