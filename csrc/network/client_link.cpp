@@ -96,8 +96,8 @@ struct ClientLink::State {
     {
       const std::lock_guard held(mutex);
       if (failure.empty()) failure = reason;
+      stopped = true;
     }
-    stopped = true;
     up->shutdown();
     down->shutdown();
     for (const Lanes* lanes : {&up_lanes, &down_lanes}) {

@@ -1,7 +1,6 @@
 // What happens in the order of a stream, though some of its bytes come, or leave, by other ways.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -60,7 +59,10 @@ class Order {
 
   // Who waits in then() gives up.
   void stop() noexcept {
-    stopped_ = true;
+    {
+      const std::lock_guard held(mutex_);
+      stopped_ = true;
+    }
     changed_.notify_all();
   }
 
@@ -76,7 +78,7 @@ class Order {
   std::deque<Entry> entries_;
   uint64_t first_ = 0;  // ticket of the first entry
   size_t held_bytes_ = 0;
-  std::atomic<bool> stopped_{false};
+  bool stopped_ = false;
 };
 
 }  // namespace shoal::network
