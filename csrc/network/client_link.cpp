@@ -141,19 +141,22 @@ struct ClientLink::State {
     return overlaps(from, bytes);
   }
 
+  // What is to be sent next; the sender's alone.
+  std::vector<uint64_t> batch;
+  bool unflushed = false;
+
+  void push(bool flush) {
+    if (!batch.empty()) up->write(batch.data(), batch.size() * 8);
+    batch.clear();
+    unflushed = !flush;
+    if (flush) up->flush();
+  }
+
   void sendLoop() {
     transport::RingConsumer& ring = *consumer;
     std::vector<uint64_t> message;
-    std::vector<uint64_t> batch;
     batch.reserve(2 * kBatchBytes / 8);
     uint64_t sequence = 0;
-    bool unflushed = false;
-    const auto push = [&](bool flush) {
-      if (!batch.empty()) up->write(batch.data(), batch.size() * 8);
-      batch.clear();
-      unflushed = !flush;
-      if (flush) up->flush();
-    };
     while (true) {
       if (!ring.poll(message)) {
         if (!batch.empty() || unflushed) {
@@ -166,39 +169,46 @@ struct ClientLink::State {
       }
       ++sequence;
       const uint16_t kind = wire::headerKind(message[0]);
-      const bool in = kind == static_cast<uint16_t>(wire::Kind::kCopyIn);
-      const bool out = kind == static_cast<uint16_t>(wire::Kind::kCopyOut);
-      if ((in || out) && message.size() == kCopyWords) {
-        auto* data = reinterpret_cast<std::byte*>(message[3]);
-        const uint64_t bytes = message[2];
-        if (in && outstanding(data, bytes)) {
-          push(/*flush=*/true);
-          awaitArrival(data, bytes);
-        }
-        if (out) {
+      if (message.size() == kCopyWords && kind == static_cast<uint16_t>(wire::Kind::kCopyIn)) {
+        sendBytes(message, sequence);
+      } else if (message.size() == kCopyWords &&
+                 kind == static_cast<uint16_t>(wire::Kind::kCopyOut)) {
+        {
           const std::lock_guard held(mutex);
-          expected.push_back({data, bytes});
+          expected.push_back({reinterpret_cast<std::byte*>(message[3]), message[2]});
         }
-        const uint32_t lane = in ? chooseLane(up_lanes, bytes) : 0;
-        message[3] = lane;
+        message[3] = 0;
         batch.insert(batch.end(), message.begin(), message.end());
-        if (lane > 0) {
-          const uint64_t ticket = leaving.expect();
-          Lane::Piece piece{data, bytes, [this, ticket] { leaving.arrived(ticket); }};
-          if (!up_lanes[lane - 1]->tryPush(piece)) {
-            push(/*flush=*/true);  // a worker that does not know of pieces does not take them
-            up_lanes[lane - 1]->push(std::move(piece));
-          }
-        } else if (in) {
-          push(/*flush=*/false);
-          up->write(data, bytes);
-        }
-        if (in) leaving.then(0, [this, sequence] { sent.store(sequence); });
       } else {
         batch.insert(batch.end(), message.begin(), message.end());
       }
       if (batch.size() * 8 >= kBatchBytes) push(/*flush=*/false);
     }
+  }
+
+  // A kCopyIn, and its bytes: behind it, or by a lane.
+  void sendBytes(std::vector<uint64_t>& message, uint64_t sequence) {
+    auto* data = reinterpret_cast<std::byte*>(message[3]);
+    const uint64_t bytes = message[2];
+    if (outstanding(data, bytes)) {
+      push(/*flush=*/true);
+      awaitArrival(data, bytes);
+    }
+    const uint32_t lane = chooseLane(up_lanes, bytes);
+    message[3] = lane;
+    batch.insert(batch.end(), message.begin(), message.end());
+    if (lane > 0) {
+      const uint64_t ticket = leaving.expect();
+      Lane::Piece piece{data, bytes, [this, ticket] { leaving.arrived(ticket); }};
+      if (!up_lanes[lane - 1]->tryPush(piece)) {
+        push(/*flush=*/true);  // a worker that does not know of pieces does not take them
+        up_lanes[lane - 1]->push(std::move(piece));
+      }
+    } else {
+      push(/*flush=*/false);
+      up->write(data, bytes);
+    }
+    leaving.then(0, [this, sequence] { sent.store(sequence, std::memory_order_release); });
   }
 
   // A worker that is behind loses nothing if the next messages come together, and both sides save
