@@ -38,8 +38,8 @@ def copies(figures: list[Figure]) -> Iterator[str]:
     found = {f.name: f for f in figures}
     for name, against_plain in found.items():
         way, _, side = name.rpartition(", shoal, ")
-        if not side.endswith(" / plain"):
-            continue
+        if not way or not side.endswith(" / plain"):
+            continue  # a socket, or the other comparison of the same transfer
         kind = side.removesuffix(" / plain")
         against_tls = found[f"{way}, shoal, {kind} / TLS"]
         plain, ours = RATE.findall(against_plain.note)
