@@ -38,6 +38,11 @@ class Pair:
     ratios: tuple[float, ...]  # ours / base
     iterations: int  # per burst
 
+    @staticmethod
+    def of(base: Sequence[float], ours: Sequence[float], iterations: int) -> Pair:
+        ratios = tuple(o / b for o, b in zip(ours, base, strict=True))
+        return Pair(Spread.of(base), Spread.of(ours), ratios, iterations)
+
     @property
     def slowdown(self) -> Spread:
         """Our time over the base's."""
@@ -115,8 +120,29 @@ def compare(
             our_times.append(ours(ours_count) / ours_count)
     finally:
         gc.enable()
-    ratios = tuple(o / b for o, b in zip(our_times, base_times, strict=True))
-    return Pair(Spread.of(base_times), Spread.of(our_times), ratios, count)
+    return Pair.of(base_times, our_times, count)
+
+
+def rotate(
+    bursts: dict[str, Burst], plan: Plan, *, least: int, most: int, warm: int = 2
+) -> tuple[dict[str, list[float]], int]:
+    """Bursts of several sides by turns, so that each can be compared with each of the others.
+
+    Returns the seconds per iteration of each round, and the iterations of a burst.
+    """
+    for burst in bursts.values():
+        burst(warm)
+    count = plan.count(next(iter(bursts.values()))(least) / least, least, most)
+    times: dict[str, list[float]] = {name: [] for name in bursts}
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(plan.rounds):
+            for name, burst in bursts.items():
+                times[name].append(burst(count) / count)
+    finally:
+        gc.enable()
+    return times, count
 
 
 def geometric_mean(values: Sequence[float]) -> float:

@@ -94,9 +94,16 @@ class SocketCopy:
             )
         self.connection = plain
 
-    def burst(self, direction: str, size: int) -> Burst:
-        """Copies of one buffer of `size` bytes, "up" or "down"."""
+    def burst(self, direction: str, size: int, one_by_one: bool = False) -> Burst:
+        """Copies of one buffer of `size` bytes, "up" or "down".
+
+        `one_by_one`: each copy is asked for when the one before has come, as a program does that
+        wants to see what it has copied.
+        """
         buffer = memoryview(bytearray(size))
+        if one_by_one:
+            single = self.burst(direction, size)
+            return lambda count: sum(single(1) for _ in range(count))
 
         def copy(count: int) -> float:
             connection = self.connection

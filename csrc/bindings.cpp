@@ -99,17 +99,21 @@ void bindClient(py::module_& m) {
   m.def("sessions_in_use", [] { return Devices::get().sessionsInUse(); });
   py::class_<network::ClientLink, std::shared_ptr<network::ClientLink>>(
       m, "Link", "The client's half of a session between machines.")
-      .def(py::init([](int up_fd, int down_fd, const std::string& key,
+      .def(py::init([](std::vector<int> up_fds, std::vector<int> down_fds, const std::string& key,
                        const std::string& certificate, const std::string& authority,
                        std::string server_name, const py::bytes& secret) {
-             network::ClientLinkOptions options{
-                 up_fd, down_fd, {key, certificate, authority}, std::move(server_name), {}};
+             network::ClientLinkOptions options{std::move(up_fds),
+                                                std::move(down_fds),
+                                                {key, certificate, authority},
+                                                std::move(server_name),
+                                                {}};
              options.secret = exactly<32>(secret);
              const py::gil_scoped_release release;
              return std::make_shared<network::ClientLink>(std::move(options));
            }),
-           py::kw_only(), py::arg("up_fd"), py::arg("down_fd"), py::arg("key"),
+           py::kw_only(), py::arg("up_fds"), py::arg("down_fds"), py::arg("key"),
            py::arg("certificate"), py::arg("authority"), py::arg("server_name"), py::arg("secret"))
+      .def_property_readonly("lanes", &network::ClientLink::lanes)
       .def("fds", &network::ClientLink::fds)
       .def("failure", &network::ClientLink::failure)
       .def("stop", &network::ClientLink::stop, py::call_guard<py::gil_scoped_release>());
@@ -355,6 +359,7 @@ void bindWorker(py::module_& m) {
 
 PYBIND11_MODULE(_core, m) {
   m.doc() = "Shoal's core: the client of the torch device and the worker behind it.";
+  m.attr("LANES_MAX") = shoal::network::kLanesMax;
   m.attr("PROTOCOL_VERSION") = shoal::wire::kProtocolVersion;
   m.attr("SESSIONS_MAX") = shoal::wire::kSessionsMax;
   m.attr("DEVICES_MAX") = static_cast<int>(shoal::client::kDevicesMax);

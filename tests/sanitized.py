@@ -15,7 +15,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 #: Without the test that measures the worker's memory: the sanitizer's own is many times more.
 SKIPPED = "not conformance and not fill_the_machines_memory"
-DEFAULT = ["tests/device", "tests/fault/test_hostile.py", "-m", "not slow", "-k", SKIPPED]
+#: Both ends of the data connections: lanes, hostile clients, hostile workers.
+NETWORK = [
+    "tests/pool/test_elsewhere.py",
+    "tests/fault/test_data_connections.py",
+    "tests/fault/test_hostile_workers.py",
+]
+DEFAULT = ["tests/device", "tests/fault/test_hostile.py", *NETWORK, "-m", "not slow", "-k", SKIPPED]
 
 #: An editable install answers for `shoal` before PYTHONPATH does; the overlay must win.
 SITE = """

@@ -257,6 +257,11 @@ void Stream::raise(wire::ErrorKind kind, const Payload& payload) {
 }
 
 void Stream::waitCompleted(uint64_t sequence) {
+  // Another machine tells of its progress every millisecond; at the stream's end a reply is sooner.
+  if (options_.link != nullptr && sequence >= lastSequence() && !completed(sequence)) {
+    synchronize();
+    return;
+  }
   while (!transport::awaitCompleted(*progress_, sequence, kSpinUs, kSliceMs)) {
     checkUsable();
     checkAlive();

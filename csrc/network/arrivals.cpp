@@ -4,10 +4,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "transport/ring.h"
 
@@ -55,8 +57,26 @@ struct Arrivals::State {
   std::atomic<int> greetings{0};
   std::mutex mutex;
   std::condition_variable came;
-  std::map<Purpose, std::unique_ptr<Connection>> of_client;
-  std::map<Purpose, bool> seen;
+  // By lane; a purpose has its connections together when none is missing.
+  struct Bundle {
+    std::vector<std::unique_ptr<Connection>> connections;
+    size_t came = 0;
+  };
+  std::map<Purpose, Bundle> of_client;
+
+  // Where a connection of the client belongs. Each place is given once.
+  std::unique_ptr<Connection>& placeOf(const Greeting& greeting) {
+    const uint32_t lane = greeting.member & 0xffff, lanes = greeting.member >> 16;
+    if (lanes > kLanesMax || lane > lanes) throw ConnectionLost("there is no such lane");
+    Bundle& bundle = of_client[greeting.purpose];
+    if (bundle.connections.empty()) bundle.connections.resize(lanes + 1);
+    if (bundle.connections.size() != lanes + 1 || bundle.connections[lane] != nullptr ||
+        bundle.came == lanes + 1) {
+      throw ConnectionLost("the session has such a connection");
+    }
+    ++bundle.came;
+    return bundle.connections[lane];
+  }
 
   void greet(int fd) {
     const int64_t deadline = transport::nowNs() + kGreetingMs * 1000000;
@@ -74,12 +94,10 @@ struct Arrivals::State {
     }
     if (!for_client && !for_peer) throw ConnectionLost("its purpose is unknown");
     const std::unique_lock held(mutex);
-    if (for_client && std::exchange(seen[greeting.purpose], true)) {
-      throw ConnectionLost("the session has such a connection");
-    }
+    std::unique_ptr<Connection>* place = for_client ? &placeOf(greeting) : nullptr;
     connection->writeBy(&kGreetingAnswer, sizeof kGreetingAnswer, deadline);
     if (for_client) {
-      of_client[greeting.purpose] = std::move(connection);
+      *place = std::move(connection);
       came.notify_all();
     } else {
       std::thread([take = take_peer, greeting, raw = connection.release()] {
@@ -127,17 +145,20 @@ void Arrivals::start(TakePeer take_peer) {
   }).detach();
 }
 
-std::unique_ptr<Connection> Arrivals::await(Purpose purpose, int64_t deadline_ns) {
+std::vector<std::unique_ptr<Connection>> Arrivals::await(Purpose purpose, int64_t deadline_ns) {
   std::unique_lock held(state_->mutex);
   const auto left =
       std::chrono::nanoseconds(std::max<int64_t>(0, deadline_ns - transport::nowNs()));
-  const auto ready = [&] { return state_->of_client.count(purpose) > 0; };
+  State::Bundle& bundle = state_->of_client[purpose];
+  const auto ready = [&] {
+    return bundle.came > 0 && bundle.came == bundle.connections.size() &&
+           std::all_of(bundle.connections.begin(), bundle.connections.end(),
+                       [](const auto& one) { return one != nullptr; });
+  };
   if (!state_->came.wait_for(held, left, ready)) {
     throw ConnectionLost("the client's data connections did not come in time");
   }
-  auto connection = std::move(state_->of_client[purpose]);
-  state_->of_client.erase(purpose);
-  return connection;
+  return std::exchange(bundle.connections, std::vector<std::unique_ptr<Connection>>(bundle.came));
 }
 
 }  // namespace shoal::network

@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "network/frames.h"
 #include "network/tls.h"
@@ -32,8 +33,9 @@ class Arrivals {
   const std::array<unsigned char, 32>& secret() const;
   // Opens the channel. `take_peer` gets the connections of other workers, each in its own thread.
   void start(TakePeer take_peer);
-  // The client's connection for `purpose`. Throws ConnectionLost if it does not come in time.
-  std::unique_ptr<Connection> await(Purpose purpose, int64_t deadline_ns);
+  // The client's connections for `purpose`: the stream, then its lanes. Throws ConnectionLost if
+  // they do not come in time.
+  std::vector<std::unique_ptr<Connection>> await(Purpose purpose, int64_t deadline_ns);
 
  private:
   struct State;

@@ -7,11 +7,15 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
-#include <cstring>
+#include <functional>
+#include <future>
 #include <thread>
 #include <utility>
 
+#include "network/lane.h"
+#include "network/order.h"
 #include "network/reader.h"
 #include "transport/places.h"
 #include "transport/ring.h"
@@ -28,19 +32,32 @@ constexpr int64_t kGatherNs = 60000;
 constexpr int kSilenceMs = transport::kHeartbeatLostMs;
 constexpr size_t kCopyWords = 4;
 
-// A descriptor that is closed unless somebody takes it.
-class Descriptor {
+// Descriptors that are closed unless somebody takes them.
+class Descriptors {
  public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) close(fd_);
+  explicit Descriptors(std::vector<int> fds) : fds_(std::move(fds)) {}
+  ~Descriptors() {
+    for (const int fd : fds_) {
+      if (fd >= 0) close(fd);
+    }
   }
-  Descriptor(const Descriptor&) = delete;
-  int take() { return std::exchange(fd_, -1); }
+  Descriptors(const Descriptors&) = delete;
+  size_t count() const { return fds_.size(); }
+  int take(size_t index) { return std::exchange(fds_[index], -1); }
 
  private:
-  int fd_;
+  std::vector<int> fds_;
 };
+
+std::unique_ptr<Connection> greet(const Tls& tls, int fd, const std::string& server_name,
+                                  const Greeting& greeting, int64_t deadline_ns) {
+  auto connection = Connection::connect(tls, fd, server_name, deadline_ns);
+  connection->writeBy(&greeting, sizeof greeting, deadline_ns);
+  uint64_t answer = 0;
+  connection->readBy(&answer, sizeof answer, deadline_ns);
+  if (answer != kGreetingAnswer) throw ConnectionLost("the worker did not answer the greeting");
+  return connection;
+}
 
 }  // namespace
 
@@ -48,10 +65,13 @@ struct ClientLink::State {
   memory::SharedMemory requests, replies, progress_region, places;
   transport::Progress* progress = nullptr;
   std::unique_ptr<Connection> up, down;
+  Lanes up_lanes, down_lanes;
   std::unique_ptr<transport::RingConsumer> consumer;  // of the requests; the sender's
+  std::unique_ptr<transport::RingProducer> producer;  // of the replies; in the order of `down`
 
   std::atomic<bool> stopped{false}, abandoned{false};
-  std::atomic<uint64_t> sent{0};  // messages whose memory may change
+  std::atomic<uint64_t> sent{0};  // the last message up to which memory may change
+  Order leaving{kHeldBytesMax}, arriving{kHeldBytesMax};
   mutable std::mutex mutex;
   std::condition_variable changed;
   int running = 0;      // threads
@@ -60,17 +80,31 @@ struct ClientLink::State {
   struct Expected {
     std::byte* to;
     uint64_t bytes;
+    bool arrived = false;
   };
   std::deque<Expected> expected;
+  uint64_t expected_first = 0;  // number of the first of them
+  uint64_t announced = 0;       // of them all: the worker said that their bytes come
+
+  bool overlaps(const std::byte* from, uint64_t bytes) const {
+    return std::any_of(expected.begin(), expected.end(), [&](const Expected& e) {
+      return !e.arrived && e.to < from + bytes && from < e.to + e.bytes;
+    });
+  }
 
   void fail(const std::string& reason) {
     {
       const std::lock_guard held(mutex);
       if (failure.empty()) failure = reason;
+      stopped = true;
     }
-    stopped = true;
     up->shutdown();
     down->shutdown();
+    for (const Lanes* lanes : {&up_lanes, &down_lanes}) {
+      for (const auto& lane : *lanes) lane->stop();
+    }
+    leaving.stop();
+    arriving.stop();
     consumer->nudge();
     changed.notify_all();
   }
@@ -81,10 +115,10 @@ struct ClientLink::State {
     };
   }
 
-  void run(const char* name, void (State::*loop)()) {
-    prctl(PR_SET_NAME, name);
+  void run(const std::string& name, const std::function<void()>& loop) {
+    prctl(PR_SET_NAME, name.c_str());
     try {
-      (this->*loop)();
+      loop();
     } catch (const std::exception& error) {
       fail(error.what());
     }
@@ -98,37 +132,31 @@ struct ClientLink::State {
   // Bytes that are still to come from the worker into [from, + bytes) come first.
   void awaitArrival(const std::byte* from, uint64_t bytes) {
     std::unique_lock held(mutex);
-    changed.wait(held, [&] {
-      if (stopped) return true;
-      for (const Expected& e : expected) {
-        if (e.to < from + bytes && from < e.to + e.bytes) return false;
-      }
-      return true;
-    });
+    changed.wait(held, [&] { return stopped || !overlaps(from, bytes); });
     liveness()();
   }
 
   bool outstanding(const std::byte* from, uint64_t bytes) {
     const std::lock_guard held(mutex);
-    for (const Expected& e : expected) {
-      if (e.to < from + bytes && from < e.to + e.bytes) return true;
-    }
-    return false;
+    return overlaps(from, bytes);
+  }
+
+  // What is to be sent next; the sender's alone.
+  std::vector<uint64_t> batch;
+  bool unflushed = false;
+
+  void push(bool flush) {
+    if (!batch.empty()) up->write(batch.data(), batch.size() * 8);
+    batch.clear();
+    unflushed = !flush;
+    if (flush) up->flush();
   }
 
   void sendLoop() {
     transport::RingConsumer& ring = *consumer;
     std::vector<uint64_t> message;
-    std::vector<uint64_t> batch;
     batch.reserve(2 * kBatchBytes / 8);
     uint64_t sequence = 0;
-    bool unflushed = false;
-    const auto push = [&](bool flush) {
-      if (!batch.empty()) up->write(batch.data(), batch.size() * 8);
-      batch.clear();
-      unflushed = !flush;
-      if (flush) up->flush();
-    };
     while (true) {
       if (!ring.poll(message)) {
         if (!batch.empty() || unflushed) {
@@ -141,31 +169,46 @@ struct ClientLink::State {
       }
       ++sequence;
       const uint16_t kind = wire::headerKind(message[0]);
-      const bool in = kind == static_cast<uint16_t>(wire::Kind::kCopyIn);
-      const bool out = kind == static_cast<uint16_t>(wire::Kind::kCopyOut);
-      if ((in || out) && message.size() == kCopyWords) {
-        auto* data = reinterpret_cast<std::byte*>(message[3]);
-        const uint64_t bytes = message[2];
-        message[3] = 0;
-        if (in && outstanding(data, bytes)) {
-          push(/*flush=*/true);
-          awaitArrival(data, bytes);
-        }
-        if (out) {
+      if (message.size() == kCopyWords && kind == static_cast<uint16_t>(wire::Kind::kCopyIn)) {
+        sendBytes(message, sequence);
+      } else if (message.size() == kCopyWords &&
+                 kind == static_cast<uint16_t>(wire::Kind::kCopyOut)) {
+        {
           const std::lock_guard held(mutex);
-          expected.push_back({data, bytes});
+          expected.push_back({reinterpret_cast<std::byte*>(message[3]), message[2]});
         }
+        message[3] = 0;
         batch.insert(batch.end(), message.begin(), message.end());
-        if (in) {
-          push(/*flush=*/false);
-          up->write(data, bytes);
-        }
       } else {
         batch.insert(batch.end(), message.begin(), message.end());
       }
-      sent.store(sequence, std::memory_order_release);
       if (batch.size() * 8 >= kBatchBytes) push(/*flush=*/false);
     }
+  }
+
+  // A kCopyIn, and its bytes: behind it, or by a lane.
+  void sendBytes(std::vector<uint64_t>& message, uint64_t sequence) {
+    auto* data = reinterpret_cast<std::byte*>(message[3]);
+    const uint64_t bytes = message[2];
+    if (outstanding(data, bytes)) {
+      push(/*flush=*/true);
+      awaitArrival(data, bytes);
+    }
+    const uint32_t lane = chooseLane(up_lanes, bytes);
+    message[3] = lane;
+    batch.insert(batch.end(), message.begin(), message.end());
+    if (lane > 0) {
+      const uint64_t ticket = leaving.expect();
+      Lane::Piece piece{data, bytes, [this, ticket] { leaving.arrived(ticket); }};
+      if (!up_lanes[lane - 1]->tryPush(piece)) {
+        push(/*flush=*/true);  // a worker that does not know of pieces does not take them
+        up_lanes[lane - 1]->push(std::move(piece));
+      }
+    } else {
+      push(/*flush=*/false);
+      up->write(data, bytes);
+    }
+    leaving.then(0, [this, sequence] { sent.store(sequence, std::memory_order_release); });
   }
 
   // A worker that is behind loses nothing if the next messages come together, and both sides save
@@ -179,7 +222,6 @@ struct ClientLink::State {
   // --- down
 
   void receiveLoop() {
-    transport::RingProducer ring(replies.data(), wire::kReplyRingBytes, liveness());
     down->setSilence(kSilenceMs);
     Reader reader(*down);
     std::vector<uint64_t> body;
@@ -193,16 +235,19 @@ struct ClientLink::State {
       body.resize(bytes / 8 - 1);
       reader.read(body.data(), bytes - 8);
       if (kind <= static_cast<uint16_t>(wire::Kind::kLast)) {
-        uint64_t* words = ring.reserve(bytes);
-        words[0] = header;
-        std::copy(body.begin(), body.end(), words + 1);
-        ring.commit(bytes);
+        if (arriving.quiet()) {
+          publish(header, body);
+        } else {
+          arriving.then(bytes, [this, header, body] { publish(header, body); });
+        }
       } else if (kind == kFrameProgress && body.size() == 3) {
-        progress->failed.store(static_cast<uint32_t>(body[1]), std::memory_order_relaxed);
         progress->heartbeat.store(body[2], std::memory_order_relaxed);
-        transport::publish(*progress, body[0]);
-      } else if (kind == kFrameData && body.size() == 1) {
-        receiveData(reader, body[0]);
+        arriving.then(0, [this, done = body[0], failed = static_cast<uint32_t>(body[1])] {
+          progress->failed.store(failed, std::memory_order_relaxed);
+          transport::publish(*progress, done);
+        });
+      } else if (kind == kFrameData && body.size() == 2) {
+        receiveData(reader, body[0], body[1]);
       } else if (kind == kFrameGoodbye && body[0] <= kGoodbyeBytesMax &&
                  body[0] <= (body.size() - 1) * 8) {
         throw ConnectionLost("its worker ended the session: " +
@@ -213,20 +258,45 @@ struct ClientLink::State {
     }
   }
 
+  void publish(uint64_t header, const std::vector<uint64_t>& body) {
+    const size_t bytes = (1 + body.size()) * 8;
+    uint64_t* words = producer->reserve(bytes);
+    words[0] = header;
+    std::copy(body.begin(), body.end(), words + 1);
+    producer->commit(bytes);
+  }
+
   // The worker says how many bytes; where they go, only we know.
-  void receiveData(Reader& reader, uint64_t bytes) {
-    Expected front{};
+  void receiveData(Reader& reader, uint64_t bytes, uint64_t lane) {
+    Expected next{};
+    const uint64_t number = announced++;
     {
       const std::lock_guard held(mutex);
-      if (expected.empty() || expected.front().bytes != bytes) {
+      if (number - expected_first >= expected.size() ||
+          expected[number - expected_first].bytes != bytes || lane > down_lanes.size()) {
         throw ConnectionLost("the worker sent bytes that nobody asked for");
       }
-      front = expected.front();
+      next = expected[number - expected_first];
     }
-    reader.read(front.to, bytes);
+    if (lane == 0) {
+      reader.read(next.to, bytes);
+      return arrived(number);
+    }
+    const uint64_t ticket = arriving.expect();
+    down_lanes[lane - 1]->push({next.to, bytes, [this, number, ticket] {
+                                  arrived(number);
+                                  arriving.arrived(ticket);
+                                }});
+  }
+
+  void arrived(uint64_t number) {
     {
       const std::lock_guard held(mutex);
-      expected.pop_front();
+      expected[number - expected_first].arrived = true;
+      while (!expected.empty() && expected.front().arrived) {
+        expected.pop_front();
+        ++expected_first;
+      }
     }
     changed.notify_all();
   }
@@ -234,7 +304,11 @@ struct ClientLink::State {
 
 ClientLink::ClientLink(ClientLinkOptions options) : state_(std::make_shared<State>()) {
   using memory::SharedMemory;
-  Descriptor up(options.up_fd), down(options.down_fd);
+  Descriptors up(std::move(options.up_fds)), down(std::move(options.down_fds));
+  if (up.count() == 0 || down.count() == 0 || std::max(up.count(), down.count()) > kLanesMax + 1) {
+    throw ConnectionLost("a link has one stream and at most " + std::to_string(kLanesMax) +
+                         " lanes in each direction");
+  }
   State& s = *state_;
   s.requests = SharedMemory::create("shoal-requests", transport::ringRegionBytes(wire::kRingBytes));
   s.replies =
@@ -246,28 +320,51 @@ ClientLink::ClientLink(ClientLinkOptions options) : state_(std::make_shared<Stat
   s.consumer = std::make_unique<transport::RingConsumer>(s.requests.data(), wire::kRingBytes,
                                                          wire::kMessageBytesMax, s.liveness());
 
+  s.producer = std::make_unique<transport::RingProducer>(s.replies.data(), wire::kReplyRingBytes,
+                                                         s.liveness());
+
   const int64_t deadline = transport::nowNs() + kGreetingMs * 1000000;
   const Tls tls(options.identity);
-  const auto open = [&](Descriptor& fd, Purpose purpose) {
-    auto connection = Connection::connect(tls, fd.take(), options.server_name, deadline);
-    const Greeting greeting{options.secret, purpose, 0};
-    connection->writeBy(&greeting, sizeof greeting, deadline);
-    return connection;
+  // At the same time: each costs round trips.
+  const auto open = [&](Descriptors& fds, Purpose purpose) {
+    std::vector<std::future<std::unique_ptr<Connection>>> opening;
+    for (size_t lane = 0; lane < fds.count(); ++lane) {
+      const Greeting greeting{
+          options.secret, purpose,
+          laneWord(static_cast<uint32_t>(lane), static_cast<uint32_t>(fds.count() - 1))};
+      opening.push_back(std::async(std::launch::async, &greet, std::cref(tls), fds.take(lane),
+                                   options.server_name, greeting, deadline));
+    }
+    return opening;
   };
-  s.up = open(up, Purpose::kUp);
-  s.down = open(down, Purpose::kDown);
-  for (Connection* connection : {s.up.get(), s.down.get()}) {
-    uint64_t answer = 0;
-    connection->readBy(&answer, sizeof answer, deadline);
-    if (answer != kGreetingAnswer) throw ConnectionLost("the worker did not answer the greeting");
+  auto ups = open(up, Purpose::kUp), downs = open(down, Purpose::kDown);
+  s.up = ups[0].get();
+  s.down = downs[0].get();
+  for (size_t i = 1; i < ups.size(); ++i) {
+    s.up_lanes.push_back(std::make_unique<Lane>(ups[i].get(), Lane::Direction::kSend));
   }
-  s.running = 2;
-  std::thread([state = state_] { state->run("shoal-up", &State::sendLoop); }).detach();
-  std::thread([state = state_] { state->run("shoal-down", &State::receiveLoop); }).detach();
+  for (size_t i = 1; i < downs.size(); ++i) {
+    s.down_lanes.push_back(std::make_unique<Lane>(downs[i].get(), Lane::Direction::kReceive));
+    s.down_lanes.back()->connection().setSilence(kSilenceMs);
+  }
+  s.running = static_cast<int>(2 + s.up_lanes.size() + s.down_lanes.size());
+  const auto start = [&](const std::string& name, std::function<void()> loop) {
+    std::thread([state = state_, name, loop = std::move(loop)] {
+      state->run(name, loop);
+    }).detach();
+  };
+  start("shoal-up", [&s] { s.sendLoop(); });
+  start("shoal-down", [&s] { s.receiveLoop(); });
+  for (const auto& lane : s.up_lanes) start("shoal-up-lane", [&lane = *lane] { lane.run(); });
+  for (const auto& lane : s.down_lanes) start("shoal-down-lane", [&lane = *lane] { lane.run(); });
 }
 
 ClientLink::~ClientLink() {
   stop();
+}
+
+size_t ClientLink::lanes() const {
+  return std::max(state_->up_lanes.size(), state_->down_lanes.size());
 }
 
 std::vector<int> ClientLink::fds() const {
@@ -309,6 +406,9 @@ void ClientLink::abandon() noexcept {
   s.abandoned = true;  // the lock may be held for ever by a thread that the child does not have
   if (s.up != nullptr) s.up->abandon();
   if (s.down != nullptr) s.down->abandon();
+  for (const Lanes* lanes : {&s.up_lanes, &s.down_lanes}) {
+    for (const auto& lane : *lanes) lane->connection().abandon();
+  }
 }
 
 }  // namespace shoal::network

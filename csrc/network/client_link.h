@@ -23,8 +23,9 @@
 namespace shoal::network {
 
 struct ClientLinkOptions {
-  int up_fd = -1,
-      down_fd = -1;  // connected to the device server's door, which was told the session
+  // Connected to the device server's door, which was told the session: for each direction the
+  // stream and its lanes. The link closes them, also when it does not come up.
+  std::vector<int> up_fds, down_fds;
   Identity identity;
   std::string server_name;
   std::array<unsigned char, 32> secret;
@@ -32,11 +33,12 @@ struct ClientLinkOptions {
 
 class ClientLink {
  public:
-  // Shakes hands on both connections; throws ConnectionLost.
+  // Shakes hands on all connections; throws ConnectionLost.
   explicit ClientLink(ClientLinkOptions options);
   ~ClientLink();
   ClientLink(const ClientLink&) = delete;
 
+  size_t lanes() const;  // of each direction, at most
   // New descriptors of requests, replies, progress and places, as a worker would send them.
   std::vector<int> fds() const;
 

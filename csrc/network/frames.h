@@ -1,15 +1,17 @@
 // What goes over the data connections of a session between machines.
 //
-// There are two, each used in one direction, so that neither ever waits for the other:
+// There are two streams, each used in one direction, so that neither ever waits for the other:
 //
 //   up     client → worker   the messages of the op stream, as in wire/message.h and without
-//   padding.
-//                            The bytes of a kCopyIn follow it. Host offsets are 0: they mean
-//                            something on one machine only.
+//                            padding. A host offset means something on one machine only: in its
+//                            place stands the number of the lane that has the bytes of a kCopyIn,
+//                            or 0 if they follow here.
 //   down   worker → client   replies as in wire/message.h, and the frames below.
 //
-// Both are streams in order, so nothing needs a number: a reply that says "done" comes behind the
-// bytes of every kCopyOut before it.
+// and as many lanes beside each as the client opened, with nothing but the bytes of whole pieces.
+//
+// The streams are in order, so nothing else needs a number: a reply that says "done" counts when
+// the bytes of every kCopyOut before it are there.
 #pragma once
 
 #include <array>
@@ -21,15 +23,19 @@
 namespace shoal::network {
 
 // Bytes of one kCopyIn or kCopyOut: a larger transfer is several of them, so that the wire, the
-// worker's copy and the client's overlap.
-inline constexpr uint64_t kPieceBytes = uint64_t{1} << 20;
+// worker's copy and the client's overlap. Lanes carry whole pieces; smaller ones are not worth it.
+inline constexpr uint64_t kPieceBytes = uint64_t{1} << 18;
+inline constexpr uint32_t kLanesMax = 4;  // of each direction
 // What a worker holds of each direction's pieces. A full one makes the client wait.
-inline constexpr uint64_t kStagingBytes = 16 * kPieceBytes;
+inline constexpr uint64_t kStagingBytes = 64 * kPieceBytes;
+// Messages that wait for the bytes of pieces before them.
+inline constexpr size_t kHeldBytesMax = size_t{1} << 20;
 
 // Kinds of frames beside replies. The header word is the same.
 inline constexpr uint16_t kFrameProgress = 0x100;  // completed, failed, heartbeat
-inline constexpr uint16_t kFrameData = 0x101;      // bytes; they follow: the next kCopyOut
-inline constexpr uint16_t kFrameGoodbye = 0x102;   // bytes, text: why the worker ends the session
+inline constexpr uint16_t kFrameData =
+    0x101;  // bytes, lane: the next kCopyOut; lane 0: they follow
+inline constexpr uint16_t kFrameGoodbye = 0x102;  // bytes, text: why the worker ends the session
 inline constexpr size_t kGoodbyeBytesMax = 4096;
 
 inline constexpr uint64_t frameWord(uint16_t kind, uint32_t bytes) {
@@ -41,9 +47,14 @@ enum class Purpose : uint32_t { kUp = 1, kDown = 2, kRead = 3, kProgress = 4 };
 struct Greeting {
   std::array<unsigned char, 32> secret;  // of the session
   Purpose purpose;
-  uint32_t member;  // of the lease: who connects, for kRead and kProgress
+  // kRead and kProgress: who connects, of the lease. kUp and kDown: laneWord().
+  uint32_t member;
 };
 static_assert(sizeof(Greeting) == 40);
+// Connection `lane` of those for one purpose: 0 is the stream itself, 1 … `lanes` are its lanes.
+inline constexpr uint32_t laneWord(uint32_t lane, uint32_t lanes) {
+  return lanes << 16 | lane;
+}
 inline constexpr uint64_t kGreetingAnswer = 0x0a4b4f4c414f4853;  // "SHOALOK\n"
 inline constexpr int64_t kGreetingMs = 5000;
 

@@ -19,9 +19,6 @@ namespace {
 
 constexpr int kReadBufferBytes = 256 * 1024;
 constexpr long kWriteBufferBytes = 256 * 1024;
-// Short, and without giving way: a scheduler may let who yields wait for a whole turn of the
-// others.
-constexpr int64_t kSpinNs = 30000;
 constexpr size_t kChunkBytes = size_t{1} << 20;  // of one SSL_write
 // A key of AES-GCM is good for some 2^24 records; we take a new one long before.
 constexpr uint64_t kBytesPerKey = uint64_t{32} << 30;
@@ -244,10 +241,11 @@ size_t Connection::readSome(void* to, size_t bytes_max) {
     if (got > 0) return static_cast<size_t>(got);
     const int reason = s.SSL_get_error(ssl_, got);
     if (reason != kErrorWantRead) fail(got, "a read");
-    // More is usually near, and a sleeping core wakes slowly.
+    // More is usually near, and a sleeping core wakes slowly. We do not give way: a scheduler may
+    // let who yields wait for a whole turn of the others.
     const int64_t now = transport::nowNs();
     if (start == 0) start = now;
-    if (now - start < kSpinNs) {
+    if (now - start < spin_ns_) {
       for (int i = 0; i < 20; ++i) transport::cpuRelax();
       continue;
     }

@@ -60,6 +60,8 @@ class Connection {
   // All of them throw ConnectionLost, and wait for as long as the other side lives.
   // A read throws too if nothing comes for `silence_ms`.
   void setSilence(int silence_ms) { silence_ms_ = silence_ms; }
+  // How long a read looks again and again before it sleeps.
+  void setSpin(int64_t spin_ns) { spin_ns_ = spin_ns; }
   size_t readSome(void* to, size_t bytes_max);
   // What is written leaves when the buffer is full, or with flush().
   void write(const void* from, size_t bytes);
@@ -84,6 +86,7 @@ class Connection {
   void* out_ = nullptr;         // the buffer before the socket; belongs to ssl_
   uint64_t written_bytes_ = 0;  // under the present key
   int silence_ms_ = 0;          // 0: for ever
+  int64_t spin_ns_ = 30000;
 };
 
 }  // namespace shoal::network

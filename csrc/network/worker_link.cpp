@@ -1,18 +1,21 @@
 #include "network/worker_link.h"
 
-#include <sched.h>
 #include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstdio>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <thread>
 #include <vector>
 
 #include "network/frames.h"
+#include "network/lane.h"
+#include "network/order.h"
 #include "network/reader.h"
 #include "network/staging.h"
 #include "transport/ring.h"
@@ -22,20 +25,55 @@
 namespace shoal::network {
 namespace {
 
-constexpr int64_t kSpinNs = 200000;
-constexpr int64_t kPauseNs = 50000;
+// Between two looks whether the executor has taken pieces. It has many before it: no hurry.
+constexpr int64_t kPauseNs = 100000;
 constexpr int64_t kProgressNs = 1000000;  // between two frames that say only how far we are
 constexpr int64_t kReplySpinUs = 30;
 constexpr size_t kBatchWords = 16 * 1024;
 
 class Link {
  public:
-  Link(WorkerLinkOptions options, std::unique_ptr<Connection> up, std::unique_ptr<Connection> down)
+  Link(WorkerLinkOptions options, std::vector<std::unique_ptr<Connection>> up,
+       std::vector<std::unique_ptr<Connection>> down)
       : options_(std::move(options)),
-        up_(std::move(up)),
-        down_(std::move(down)),
+        up_(std::move(up[0])),
+        down_(std::move(down[0])),
         requests_(options_.requests, wire::kRingBytes, [] {}),
-        replies_(options_.replies, wire::kReplyRingBytes, wire::kMessageBytesMax, [] {}) {}
+        replies_(options_.replies, wire::kReplyRingBytes, wire::kMessageBytesMax, [] {}) {
+    for (size_t i = 1; i < up.size(); ++i) {
+      up_lanes_.push_back(std::make_unique<Lane>(std::move(up[i]), Lane::Direction::kReceive));
+    }
+    for (size_t i = 1; i < down.size(); ++i) {
+      down_lanes_.push_back(std::make_unique<Lane>(std::move(down[i]), Lane::Direction::kSend));
+    }
+  }
+
+  // Starts the threads. They live as long as the process.
+  void start() {
+    startThread("shoal-up", [this] { receive(); });
+    startThread("shoal-down", [this] { send(); });
+    for (const Lanes* lanes : {&up_lanes_, &down_lanes_}) {
+      for (const auto& lane : *lanes) {
+        startThread("shoal-lane", [this, &lane = *lane] { carry(lane); });
+      }
+    }
+  }
+
+ private:
+  static void startThread(const char* name, std::function<void()> loop) {
+    std::thread([name, loop = std::move(loop)] {
+      prctl(PR_SET_NAME, name);
+      loop();
+    }).detach();
+  }
+
+  void carry(Lane& lane) {
+    try {
+      lane.run();
+    } catch (const std::exception&) {
+      if (!ended_) _exit(0);  // the client is gone; else the sender has something to say first
+    }
+  }
 
   void receive() {
     try {
@@ -58,7 +96,6 @@ class Link {
     _exit(ended_ ? 1 : 0);
   }
 
- private:
   struct CopyOut {
     uint64_t sequence, offset, bytes;
   };
@@ -92,7 +129,7 @@ class Link {
         case wire::Kind::kAdopt:
           throw wire::ProtocolError("host memory of another machine cannot be adopted");
         case wire::Kind::kCopyIn:
-          message[3] = takeIn(reader, pieceOf(message), sequence);
+          takeIn(reader, message, sequence);
           break;
         case wire::Kind::kCopyOut:
           message[3] = takeOut(pieceOf(message), sequence);
@@ -100,12 +137,21 @@ class Link {
         default:
           break;
       }
-      uint64_t* words = requests_.reserve(bytes);
-      std::copy(message.begin(), message.end(), words);
-      requests_.commit(bytes);
-      received_.store(sequence, std::memory_order_relaxed);
-      if (resting_.load(std::memory_order_relaxed)) replies_.nudge();
+      if (arriving_.quiet()) {
+        publish(message, sequence);
+      } else {
+        arriving_.then(bytes, [this, message, sequence] { publish(message, sequence); });
+      }
     }
+  }
+
+  void publish(const std::vector<uint64_t>& message, uint64_t sequence) {
+    const size_t bytes = message.size() * 8;
+    uint64_t* words = requests_.reserve(bytes);
+    std::copy(message.begin(), message.end(), words);
+    requests_.commit(bytes);
+    received_.store(sequence, std::memory_order_relaxed);
+    if (resting_.load(std::memory_order_relaxed)) replies_.nudge();
   }
 
   static uint64_t pieceOf(const std::vector<uint64_t>& message) {
@@ -116,38 +162,32 @@ class Link {
     return message[2];
   }
 
-  template <typename Ready>
-  static void waitFor(const Ready& ready) {
-    const int64_t start = transport::nowNs();
-    while (!ready()) {
-      if (transport::nowNs() - start < kSpinNs) {
-        sched_yield();
-      } else {
-        const timespec pause{0, kPauseNs};
-        nanosleep(&pause, nullptr);
-      }
+  // Finds a place for the bytes of a kCopyIn; they come now, or by a lane.
+  void takeIn(Reader& reader, std::vector<uint64_t>& message, uint64_t sequence) {
+    const uint64_t bytes = pieceOf(message);
+    const uint64_t lane = message[3];
+    if (lane > up_lanes_.size()) {
+      throw wire::ProtocolError("there is no lane " + std::to_string(lane));
     }
-  }
-
-  uint64_t takeIn(Reader& reader, uint64_t bytes, uint64_t sequence) {
     std::optional<uint64_t> place;
-    waitFor([&] {
+    while (!(place = in_.take(bytes, sequence))) {
       in_.release(completed());
-      place = in_.take(bytes, sequence);
-      return place.has_value();
-    });
-    reader.read(options_.staging + *place, bytes);
-    return *place;
+      if ((place = in_.take(bytes, sequence))) break;
+      const timespec pause{0, kPauseNs};
+      nanosleep(&pause, nullptr);
+    }
+    message[3] = *place;
+    if (lane == 0) return reader.read(options_.staging + *place, bytes);
+    const uint64_t ticket = arriving_.expect();
+    up_lanes_[lane - 1]->push(
+        {options_.staging + *place, bytes, [this, ticket] { arriving_.arrived(ticket); }});
   }
 
   uint64_t takeOut(uint64_t bytes, uint64_t sequence) {
     std::optional<uint64_t> place;
-    waitFor([&] {
-      const std::lock_guard held(mutex_);
-      place = out_.take(bytes, sequence);
-      if (place) copies_.push_back({sequence, *place, bytes});
-      return place.has_value();
-    });
+    std::unique_lock held(mutex_);
+    released_.wait(held, [&] { return (place = out_.take(bytes, sequence)).has_value(); });
+    copies_.push_back({sequence, *place, bytes});
     return *place;
   }
 
@@ -210,11 +250,28 @@ class Link {
         copies_.pop_front();
       }
       any = true;
-      batch.insert(batch.end(), {frameWord(kFrameData, 16), copy.bytes});
-      write(batch);
-      down_->write(options_.staging + copy.offset, copy.bytes);
-      const std::lock_guard held(mutex_);
-      out_.release(copy.sequence);
+      std::byte* data = options_.staging + copy.offset;
+      const uint32_t lane = chooseLane(down_lanes_, copy.bytes);
+      batch.insert(batch.end(), {frameWord(kFrameData, 24), copy.bytes, lane});
+      if (lane > 0) {
+        const uint64_t ticket = leaving_.expect();
+        Lane::Piece piece{data, copy.bytes, [this, ticket] { leaving_.arrived(ticket); }};
+        if (!down_lanes_[lane - 1]->tryPush(piece)) {
+          write(batch);  // a client that does not know of pieces does not take them
+          down_->flush();
+          down_lanes_[lane - 1]->push(std::move(piece));
+        }
+      } else {
+        write(batch);
+        down_->write(data, copy.bytes);
+      }
+      leaving_.then(0, [this, sequence = copy.sequence] {
+        {
+          const std::lock_guard held(mutex_);
+          out_.release(sequence);
+        }
+        released_.notify_one();
+      });
     }
   }
 
@@ -235,6 +292,8 @@ class Link {
 
   WorkerLinkOptions options_;
   std::unique_ptr<Connection> up_, down_;
+  Lanes up_lanes_, down_lanes_;
+  Order arriving_{kHeldBytesMax}, leaving_{kHeldBytesMax};
   transport::RingProducer requests_;
   transport::RingConsumer replies_;
   std::atomic<uint64_t> received_{0};
@@ -244,6 +303,7 @@ class Link {
   bool told_failed_ = false;
   Staging in_{0, kStagingBytes};  // the receiver's alone
   std::mutex mutex_;
+  std::condition_variable released_;  // of out_
   Staging out_{kStagingBytes, kStagingBytes};
   std::deque<CopyOut> copies_;
 };
@@ -254,18 +314,9 @@ uint64_t stagingRegionBytes() {
   return 2 * kStagingBytes;
 }
 
-void serveLink(WorkerLinkOptions options, std::unique_ptr<Connection> up,
-               std::unique_ptr<Connection> down) {
-  auto* link =
-      new Link(std::move(options), std::move(up), std::move(down));  // for the process's life
-  std::thread([link] {
-    prctl(PR_SET_NAME, "shoal-up");
-    link->receive();
-  }).detach();
-  std::thread([link] {
-    prctl(PR_SET_NAME, "shoal-down");
-    link->send();
-  }).detach();
+void serveLink(WorkerLinkOptions options, std::vector<std::unique_ptr<Connection>> up,
+               std::vector<std::unique_ptr<Connection>> down) {
+  (new Link(std::move(options), std::move(up), std::move(down)))->start();  // for ever
 }
 
 }  // namespace shoal::network

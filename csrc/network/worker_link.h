@@ -9,6 +9,8 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "memory/shared_memory.h"
 #include "network/tls.h"
@@ -27,8 +29,9 @@ struct WorkerLinkOptions {
   std::string name;  // of the device, for the log
 };
 
-// Starts the threads that serve the connections. They end the process when the client is gone.
-void serveLink(WorkerLinkOptions options, std::unique_ptr<Connection> up,
-               std::unique_ptr<Connection> down);
+// Starts the threads that serve the connections: for each direction the stream and its lanes. They
+// end the process when the client is gone.
+void serveLink(WorkerLinkOptions options, std::vector<std::unique_ptr<Connection>> up,
+               std::vector<std::unique_ptr<Connection>> down);
 
 }  // namespace shoal::network

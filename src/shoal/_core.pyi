@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+LANES_MAX: int
 PROTOCOL_VERSION: int
 SESSIONS_MAX: int
 DEVICES_MAX: int
@@ -27,14 +28,16 @@ class Link:
     def __init__(
         self,
         *,
-        up_fd: int,
-        down_fd: int,
+        up_fds: list[int],
+        down_fds: list[int],
         key: str,
         certificate: str,
         authority: str,
         server_name: str,
         secret: bytes,
     ) -> None: ...
+    @property
+    def lanes(self) -> int: ...
     def fds(self) -> list[int]: ...
     def failure(self) -> str: ...
     def stop(self) -> None: ...

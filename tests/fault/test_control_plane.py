@@ -1,8 +1,8 @@
 """`kill -9` of head, agent, device servers and workers while clients work.
 
 Promises: nobody's device is leased twice, no acknowledged lease is lost, each client is served or gets
-a named error within 5 s, and everything is back within 3 s (10 s here: torch is imported again, on a
-machine that others use as well).
+a named error within 5 s, and everything is back within 3 s. The tests wait longer than that, because
+the machine may be busy with other things; they print how long it took.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import itertools
 import os
 import random
 import signal
+import statistics
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
 import shoal
-from shoal.pool import messages
+from shoal.pool import messages, tls
 from tests.support import processes, programs
 from tests.support.standing import StandingPool
 from tests.support.waiting import wait_until
@@ -140,7 +142,8 @@ CLIENT = """
     note("start")
     while True:
         try:
-            lease = shoal.connect(memory="20MiB")
+            note("asks")
+            lease = shoal.connect(memory="20MiB", transport=sys.argv[2])
             note(f"lease {lease.epoch}")
             x = torch.zeros(100, device="shoal")
             for i in range(1, 5000):
@@ -164,9 +167,14 @@ CLIENT = """
 class Busy:
     """A client that works, loses its lease, asks for another, and writes down what happens."""
 
-    def __init__(self, pool: StandingPool, log: Path) -> None:
+    def __init__(self, pool: StandingPool, log: Path, member: tls.Identity | None) -> None:
+        """Over the network with the identity of `member`; without one, by shared memory."""
         self.log = log
-        self.program = programs.start(CLIENT, str(log), SHOAL_POOL=pool.url)
+        where = {"SHOAL_POOL": pool.url}
+        if member is not None:
+            where = {"SHOAL_POOL": pool.network_url, "SHOAL_IDENTITY": str(member.path)}
+        transport = "auto" if member is None else "network"
+        self.program = programs.start(CLIENT, str(log), transport, **where)
 
     def lines(self) -> list[list[str]]:
         text = self.log.read_text() if self.log.exists() else ""
@@ -176,9 +184,11 @@ class Busy:
         """How often it got on with its work so far."""
         return sum(line[1] == "alive" for line in self.lines())
 
-    def longest_silence_s(self) -> float:
-        times = [float(line[0]) for line in self.lines()]
-        return max((after - before for before, after in itertools.pairwise(times)), default=0.0)
+    def longest_s(self, *, asking: bool) -> float:
+        """The longest time between two words: while it asked for a lease, or while it had one."""
+        pairs = itertools.pairwise(line for line in self.lines())
+        gaps = [float(b[0]) - float(a[0]) for a, b in pairs if (a[1] == "asks") == asking]
+        return max(gaps, default=0.0)
 
     def epochs(self) -> list[str]:
         return [line[2] for line in self.lines() if line[1] == "lease"]
@@ -210,10 +220,33 @@ def check_ledger(pool: StandingPool) -> None:
         assert len([w for w in processes.children(server) if processes.alive(w)]) * 20 <= 64
 
 
-def storm(pool: StandingPool, directory: Path, rounds: int, seed: int) -> None:
+@dataclass(frozen=True)
+class Storm:
+    """What a storm showed."""
+
+    leases: int
+    back_s: list[float]  # of each round: until head, agent and devices were all there again
+    answer_s: float  # the longest that a client with a lease waited for a result or a named error
+    asking_s: float  # the longest that a client waited for a lease, or its refusal
+
+    def __str__(self) -> str:
+        back = sorted(self.back_s)
+        median, most, worst = statistics.median(back), back[len(back) * 9 // 10], back[-1]
+        return (
+            f"{len(back)} rounds, {self.leases} leases; whole again after {median:.2f} s (median), "
+            f"{most:.2f} s (9 of 10), {worst:.2f} s (worst); a client with a lease waited at most "
+            f"{self.answer_s:.2f} s, one that asked for one {self.asking_s:.2f} s"
+        )
+
+
+def storm(pool: StandingPool, directory: Path, rounds: int, seed: int) -> Storm:
+    """Kills at random while two clients work over the network and one by shared memory."""
     dice = random.Random(seed)
     pool.until_whole(2, BACK_S)
-    clients = [Busy(pool, directory / f"client-{i}") for i in range(3)]
+    member = pool.join(f"storm-{seed}")
+    kinds = [member, member, None]
+    clients = [Busy(pool, directory / f"client-{i}", kind) for i, kind in enumerate(kinds)]
+    back_s = []
     try:
         for client in clients:
             wait_until(lambda c=client: c.served() > 0, 60, "each client works")  # type: ignore[misc]
@@ -221,7 +254,7 @@ def storm(pool: StandingPool, directory: Path, rounds: int, seed: int) -> None:
             before = [client.served() for client in clients]
             for pid in choose_victims(pool, dice):
                 os.kill(pid, signal.SIGKILL)
-            pool.until_whole(2, BACK_S)
+            back_s.append(pool.until_whole(2, BACK_S))
             for client, was in zip(clients, before, strict=True):
                 wait_until(
                     lambda c=client, w=was: c.served() > w,  # type: ignore[misc]
@@ -234,19 +267,24 @@ def storm(pool: StandingPool, directory: Path, rounds: int, seed: int) -> None:
             client.stop()
     for client in clients:
         words = {line[1] for line in client.lines()}
-        assert words <= {"start", "lease", "alive", "named"}, client.lines()[-20:]
+        assert words <= {"start", "asks", "lease", "alive", "named"}, client.lines()[-20:]
     epochs = [epoch for client in clients for epoch in client.epochs()]
     assert len(epochs) == len(set(epochs)), "two clients were told that they have the same lease"
-    longest_s = max(client.longest_silence_s() for client in clients)
-    print(f"{rounds} rounds: {len(epochs)} leases, longest silence {longest_s:.1f} s")
     wait_until(lambda: not pool.status().sessions, BACK_S, "all leases have ended")
+    answer_s, asking_s = (max(c.longest_s(asking=a) for c in clients) for a in (False, True))
+    return Storm(len(epochs), back_s, answer_s, asking_s)
 
 
 def test_random_kills(mortal: StandingPool, tmp_path: Path) -> None:
-    storm(mortal, tmp_path, rounds=2, seed=1)
+    print(storm(mortal, tmp_path, rounds=2, seed=1))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_hundred_random_kills(mortal: StandingPool, tmp_path: Path) -> None:
-    storm(mortal, tmp_path, rounds=100, seed=random.SystemRandom().randrange(10**6))
+    """`ROUNDS` sets another number."""
+    rounds = int(os.environ.get("ROUNDS", "100"))
+    seed = random.SystemRandom().randrange(10**6)
+    found = storm(mortal, tmp_path, rounds, seed)
+    print(f"seed {seed}: {found}")
+    assert found.answer_s < 5 + BACK_S  # it is printed; a busy machine cannot be held to 5 s

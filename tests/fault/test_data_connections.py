@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import shoal
 from shoal.pool import tls
 from tests.support import processes
-from tests.support.data_client import KIND, DataClient, message, until_end
+from tests.support.data_client import ANSWER, KIND, DataClient, message, until_end
 from tests.support.standing import StandingPool
 from tests.support.waiting import wait_until
 
@@ -77,6 +77,8 @@ def test_a_session_by_hand_and_its_end(raw: DataClient) -> None:
         (message(KIND["copy_in"], 1 << 52, 2 * MiB, 0), b"no piece"),
         (message(KIND["copy_in"], 1 << 52, 2**63, 0), b"no piece"),
         (message(KIND["copy_in"], 1 << 52), b"no piece"),
+        (message(KIND["copy_in"], 1 << 52, 4096, 1), b"there is no lane 1"),
+        (message(KIND["copy_in"], 1 << 52, 4096, 2**64 - 1), b"there is no lane"),
         (message(KIND["copy_out"], 1 << 52, 2**64 - 1, 0), b"no piece"),
         (message(KIND["copy_out"], 1 << 52, 0, 0), b"no piece"),
     ],
@@ -94,13 +96,43 @@ def test_a_host_offset_of_the_client_means_nothing(raw: DataClient) -> None:
     """An address that is not bound is the executor's to refuse; the session goes on."""
     up, down = raw.both()
     address = raw.session << 52 | 7 << 30
-    up.sendall(message(KIND["copy_in"], address, 4096, 2**60, data=bytes(4096)))
+    up.sendall(message(KIND["copy_in"], address, 4096, 0, data=bytes(4096)))
     up.sendall(message(KIND["copy_out"], address, 4096, 2**60))
     up.sendall(message(KIND["sync"]))
     heard = b""
     while b"is not bound to memory" not in heard:
         heard += down.recv(65536)
     assert processes.alive(raw.worker_pid)
+
+
+def test_bytes_by_a_lane_are_waited_for_in_the_stream(raw: DataClient) -> None:
+    """What comes behind a piece is not done before its bytes are there."""
+    up, lane = raw.open("up", lane=0, lanes=1), raw.open("up", lane=1, lanes=1)
+    down = raw.open("down")
+    assert [one.recv(8) for one in (up, lane, down)] == [ANSWER] * 3
+    address = raw.session << 52 | 7 << 30
+    done = struct.pack("<Q", 16 | KIND["sync"] << 32)
+    up.sendall(message(KIND["allocate"], address, 4096))
+    up.sendall(message(KIND["copy_in"], address, 4096, 1) + message(KIND["sync"]))
+    heard = b""
+    for _ in range(3):  # heartbeats, and no reply
+        heard += down.recv(4096)
+    assert done not in heard
+    lane.sendall(b"\x07" * 4096)
+    up.sendall(message(KIND["copy_out"], address, 4096, 0))
+    while done not in heard or b"\x07" * 4096 not in heard:
+        heard += down.recv(65536)
+    up.close()
+    gone(raw)
+
+
+def test_lanes_that_cannot_be(raw: DataClient) -> None:
+    assert until_end(raw.open("up", lane=2, lanes=1)) == b""
+    assert until_end(raw.open("up", lane=0, lanes=77)) == b""
+    first = raw.open("up", lane=1, lanes=2)
+    assert first.recv(8) == ANSWER
+    assert until_end(raw.open("up", lane=1, lanes=2)) == b""  # it has one
+    assert until_end(raw.open("up", lane=0, lanes=3)) == b""  # they were two
 
 
 def test_who_may_open_a_data_connection(raw: DataClient, pool: StandingPool) -> None:

@@ -66,8 +66,8 @@ class FakeWorker:
         ends = [socket.create_connection(pair.getsockname()).detach() for pair in pairs]
         try:
             self.link = _core.Link(
-                up_fd=ends[0],
-                down_fd=ends[1],
+                up_fds=ends[:1],
+                down_fds=ends[1:],
                 key=client.key,
                 certificate=client.certificate,
                 authority=client.authority,
@@ -113,7 +113,9 @@ def test_a_link_says_its_secret_and_its_purpose(
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        (frame(DATA, 4096), "nobody asked for"),
+        (frame(DATA, 4096, 0), "nobody asked for"),
+        (frame(DATA, 4096, 1), "nobody asked for"),
+        (frame(DATA, 4096), "unknown kind"),
         (frame(SYNC, 1, size=8), "a frame of 8 bytes"),
         (frame(SYNC, 1, size=2**31), "bytes"),
         (frame(SYNC, 1, size=20), "a frame of 20 bytes"),

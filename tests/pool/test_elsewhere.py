@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -79,6 +80,44 @@ def test_every_size_goes_there_and_back(pool: StandingPool, count: int) -> None:
         back.copy_(pinned.to("shoal", non_blocking=True), non_blocking=True)
         again = back.to("shoal", non_blocking=True)  # in the stream's order: behind its arrival
         assert torch.equal(again.cpu(), source)
+
+
+@pytest.mark.parametrize("lanes", ["0", "1", "4"])
+def test_any_number_of_lanes_carries_the_same(
+    pool: StandingPool, lanes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transfers of all sizes, both ways at once, between calls that use and change what they move."""
+    monkeypatch.setenv("SHOAL_LANES", lanes)
+    dice = random.Random(int(lanes))
+    with connect(pool):
+        here = torch.randint(256, (3 * MiB,), dtype=torch.uint8)
+        there = here.to("shoal")
+        hosts = [torch.empty_like(here).pin_memory() for _ in range(3)]
+        for i in range(30):
+            start = dice.randrange(here.numel())
+            end = min(here.numel(), start + dice.choice([100, 10_000, 300_000, 3 * MiB]))
+            piece = torch.full((end - start,), i, dtype=torch.uint8)
+            piece = piece.pin_memory() if dice.random() < 0.5 else piece
+            there[start:end].copy_(piece, non_blocking=True)
+            here[start:end].copy_(piece)
+            there += 1
+            here += 1
+            hosts[i % 3].copy_(there, non_blocking=True)
+            if dice.random() < 0.3:  # behind a download into it: what has arrived is sent back
+                there = hosts[i % 3].to("shoal", non_blocking=True)
+            if dice.random() < 0.2:
+                assert there[end - 1].item() == here[end - 1]
+        torch.shoal.synchronize()
+        assert torch.equal(hosts[29 % 3], here)
+        assert torch.equal(there.cpu(), here)
+
+
+def test_a_number_of_lanes_that_cannot_be(
+    pool: StandingPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_LANES", "99")
+    with pytest.raises(shoal.LeaseError, match="SHOAL_LANES=99 is no number from 0 to 4"):
+        connect(pool)
 
 
 def test_a_program_with_several_threads(pool: StandingPool) -> None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -200,20 +201,30 @@ LOSER = """
 """
 
 
-def test_a_cut_cable_is_a_lost_device_and_never_two_owners(cluster: Cluster, hosts: Hosts) -> None:
-    """The client hears it by name; the worker ends too; when the cable is mended, all is as before."""
+@pytest.mark.parametrize("cut_s", [0, pytest.param(10, marks=pytest.mark.slow)])
+def test_a_cut_cable_is_a_lost_device_and_never_two_owners(
+    cluster: Cluster, hosts: Hosts, cut_s: int
+) -> None:
+    """The client hears it by name; the worker ends too; when the cable is mended, all is as before.
+
+    The cable stays cut until both have noticed, and for `cut_s` at least.
+    """
     loser = cluster.desk.start(sys.executable, "-c", textwrap.dedent(LOSER))
     assert loser.stdout is not None
     assert loser.stdin is not None
     worker = int(loser.stdout.readline())
     desk = hosts.hosts[2]
     hosts.cut(desk)
+    end = time.monotonic() + cut_s
     try:
         loser.stdin.write("go\n")
         loser.stdin.flush()
         assert loser.stdout.readline() == "True\n"
         assert "nothing was heard of it over the network for 4 s" in loser.stdout.readline()
         wait_until(lambda: not processes.alive(worker), 10, "the worker has noticed too")
+        wait_until(lambda: time.monotonic() > end, cut_s + 1, "the cable was cut for long enough")
+        sessions = json.loads(cluster.head.shoal("status", "--json"))["sessions"]
+        assert len(sessions) <= 1  # the lost lease, if its time to come back is not over
     finally:
         hosts.mend(desk)
     loser.stdin.write("go\n")

@@ -14,7 +14,7 @@ from shoal.pool import client, messages, tls
 
 PURPOSES = {"up": 1, "down": 2, "read": 3, "progress": 4}
 ANSWER = b"SHOALOK\n"
-KIND = {"call": 2, "adopt": 6, "copy_in": 8, "copy_out": 9, "sync": 20}
+KIND = {"call": 2, "allocate": 4, "adopt": 6, "copy_in": 8, "copy_out": 9, "sync": 20}
 
 
 def message(kind: int, *words: int, data: bytes = b"") -> bytes:
@@ -48,13 +48,15 @@ class DataClient:
         *,
         secret: bytes | None = None,
         identity: tls.Identity | None = None,
+        lane: int = 0,
+        lanes: int = 0,
     ) -> ssl.SSLSocket:
         """A connection that has said its greeting."""
         context = tls.client_context(identity or self.identity)
         connection = context.wrap_socket(self.dial(), server_hostname=self.attached.server_name)
         shown = self.attached.welcome.secret if secret is None else secret
         number = PURPOSES[purpose] if isinstance(purpose, str) else purpose
-        connection.sendall(shown + struct.pack("<II", number, 0))
+        connection.sendall(shown + struct.pack("<II", number, lanes << 16 | lane))
         return connection
 
     def both(self) -> tuple[ssl.SSLSocket, ssl.SSLSocket]:

@@ -61,7 +61,17 @@ def installation() -> Iterator[Finding]:
         "" if core else "pip install --no-build-isolation .",
     )  # fmt: skip
     with open("/proc/sys/kernel/osrelease") as file:
-        yield Finding("kernel", "good", file.read().strip())
+        yield Finding("kernel", "good", f"{file.read().strip()}; {_kernel_tls()}")
+
+
+def _kernel_tls() -> str:
+    """Whether the kernel could encrypt. Shoal encrypts in the process either way (docs/network.md)."""
+    try:
+        with open("/proc/sys/net/ipv4/tcp_available_ulp") as file:
+            there = "tls" in file.read().split()
+    except OSError:
+        there = False
+    return "TLS in the process" + ("; the kernel has it too" if there else ", the kernel has none")
 
 
 def identity() -> Iterator[Finding]:

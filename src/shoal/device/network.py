@@ -4,8 +4,10 @@ connections that then carry the op stream.
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from shoal import _core
@@ -28,17 +30,15 @@ class Attached:
     welcome: messages.Welcome
 
     def open_link(self) -> _core.Link:
-        """The two data connections. The door knows by their first bytes whom they are for."""
-        sockets: list[socket.socket] = []
+        """The data connections. The door knows by their first bytes whom they are for."""
+        count = 1 + lanes()
+        with ThreadPoolExecutor(2 * count) as threads:  # at once: each costs a round trip
+            dialled = [threads.submit(self._dial) for _ in range(2 * count)]
         try:
-            for _ in range(2):
-                plain = socket.create_connection((self.host, self.port), limits.HANDSHAKE_S)
-                sockets.append(plain)
-                plain.sendall(messages.DATA_MAGIC + self.welcome.data_id)
-            up, down = (plain.detach() for plain in sockets)
+            fds = [plain.detach() for plain in [one.result() for one in dialled]]
             return _core.Link(
-                up_fd=up,
-                down_fd=down,
+                up_fds=fds[:count],
+                down_fds=fds[count:],
                 key=self.identity.key,
                 certificate=self.identity.certificate,
                 authority=self.identity.authority,
@@ -50,8 +50,28 @@ class Attached:
                 f"device {self.name} cannot be reached: its data connections did not come up: {error}"
             ) from None
         finally:
-            for plain in sockets:
-                plain.close()  # nothing, if the link has them
+            for one in dialled:
+                if one.exception() is None:
+                    one.result().close()  # nothing, if the link has it
+
+    def _dial(self) -> socket.socket:
+        plain = socket.create_connection((self.host, self.port), limits.HANDSHAKE_S)
+        plain.sendall(messages.DATA_MAGIC + self.welcome.data_id)
+        return plain
+
+
+def lanes() -> int:
+    """Connections for large transfers, in each direction, beside the op stream's own.
+
+    Each has a core to encrypt on, if there are enough. `SHOAL_LANES` sets another number; 0 sends
+    everything with the op stream.
+    """
+    wanted = os.environ.get("SHOAL_LANES")
+    if wanted is None:
+        return 2 if (os.cpu_count() or 1) < 8 else _core.LANES_MAX
+    if not wanted.isdecimal() or int(wanted) > _core.LANES_MAX:
+        raise LeaseError(f"SHOAL_LANES={wanted} is no number from 0 to {_core.LANES_MAX}")
+    return int(wanted)
 
 
 def attach(

@@ -288,8 +288,11 @@ class Agent:
             await self._hear_server(server)
             if not self.restart:
                 return
-            lived_s = time.monotonic() - server.started
-            attempt = 0 if lived_s > 30 else attempt + 1
+            # One that worked is started again at once; one that does not get far, not too fast.
+            worked = (
+                server.ready is not None and time.monotonic() - server.started > limits.WORKED_S
+            )
+            attempt = 0 if worked else attempt + 1
             if attempt > 1:
                 await asyncio.sleep(min(limits.RESTART_BACKOFF_MAX_S, 0.25 * 2**attempt))
             server = await self._start_again(server)

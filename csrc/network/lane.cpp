@@ -1,0 +1,98 @@
+#include "network/lane.h"
+
+#include <utility>
+
+#include "network/frames.h"
+
+namespace shoal::network {
+namespace {
+
+constexpr size_t kSendingMax = 4;  // pieces of a lane that sends, the present one included
+
+}  // namespace
+
+bool Lane::full() const {
+  return direction_ == Direction::kSend && pieces_.size() >= kSendingMax;
+}
+
+bool Lane::tryPush(Piece& piece) {
+  {
+    const std::lock_guard held(mutex_);
+    if (full()) return false;
+    pieces_.push_back(std::move(piece));
+  }
+  changed_.notify_all();
+  return true;
+}
+
+void Lane::push(Piece piece) {
+  {
+    std::unique_lock held(mutex_);
+    changed_.wait(held, [&] { return !full() || stopped_; });
+    if (stopped_) throw ConnectionLost("the session was closed");
+    pieces_.push_back(std::move(piece));
+  }
+  changed_.notify_all();
+}
+
+size_t Lane::queued() const {
+  const std::lock_guard held(mutex_);
+  return pieces_.size();
+}
+
+void Lane::run() {
+  while (true) {
+    Piece piece;
+    bool more;
+    {
+      std::unique_lock held(mutex_);
+      changed_.wait(held, [&] { return !pieces_.empty() || stopped_; });
+      if (stopped_) return;
+      piece = pieces_.front();
+      more = pieces_.size() > 1;
+    }
+    carry(piece, more);
+    piece.done();
+    {
+      const std::lock_guard held(mutex_);
+      pieces_.pop_front();
+    }
+    changed_.notify_all();
+  }
+}
+
+void Lane::carry(const Piece& piece, bool more) {
+  if (direction_ == Direction::kSend) {
+    connection_->write(piece.data, piece.bytes);
+    if (!more) connection_->flush();
+    return;
+  }
+  for (uint64_t at = 0; at < piece.bytes;) {
+    at += connection_->readSome(piece.data + at, piece.bytes - at);
+  }
+}
+
+void Lane::stop() noexcept {
+  {
+    const std::lock_guard held(mutex_);
+    stopped_ = true;
+  }
+  connection_->shutdown();
+  changed_.notify_all();
+}
+
+uint32_t chooseLane(const Lanes& lanes, uint64_t bytes) {
+  if (bytes < kPieceBytes) return 0;
+  uint32_t best = 0;
+  size_t least = SIZE_MAX;
+  for (size_t i = 0; i < lanes.size(); ++i) {
+    const size_t queued = lanes[i]->queued();
+    if (queued < least) {
+      least = queued;
+      best = static_cast<uint32_t>(i + 1);
+    }
+  }
+  return best;
+}
+
+}  // namespace shoal::network
