@@ -4,12 +4,13 @@ All programs stay resident and run in short bursts, one after another, round by 
 the median over the rounds of samples a second against one process in the same round. So what else
 the machine does hits all alike.
 
-    python -m bench.train [--quick] [--model GPT] [--realtime]
+    python -m bench.train [--quick] [--model GPT] [--realtime] [--output bench/results/train.json]
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import statistics
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -190,25 +192,37 @@ def compare(
         return race(contestants, rounds, burst_s, urgent)
 
 
-def show(console: Console, title: str, times: dict[str, list[float]]) -> None:
-    table = Table(title=title, title_justify="left")
-    for heading in ("", "ms a step", "x one process", "quartiles", "x ceiling"):
-        table.add_column(heading, justify="left" if not heading else "right")
+def summary(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+    """Medians over the rounds: time of a step, speed against one process and against the ceiling."""
     base = times["one process"]
     ceiling = times.get("two independent processes")
+    found = {}
     for name, seconds in times.items():
         ratios = [b / s for b, s in zip(base, seconds, strict=True)]
         quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
-        against = ""
+        found[name] = {
+            "ms": statistics.median(seconds) * 1e3,
+            "speed": statistics.median(ratios),
+            "speed_q1": quartiles[0],
+            "speed_q3": quartiles[2],
+        }
         if ceiling is not None:
             parts = [c / s for c, s in zip(ceiling, seconds, strict=True)]
-            against = f"{statistics.median(parts):.2f}"
+            found[name]["of_ceiling"] = statistics.median(parts)
+    return found
+
+
+def show(console: Console, title: str, found: dict[str, dict[str, float]]) -> None:
+    table = Table(title=title, title_justify="left")
+    for heading in ("", "ms a step", "x one process", "quartiles", "x ceiling"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for name, row in found.items():
         table.add_row(
             name,
-            f"{statistics.median(seconds) * 1e3:.1f}",
-            f"{statistics.median(ratios):.2f}",
-            f"{quartiles[0]:.2f} to {quartiles[2]:.2f}",
-            against,
+            f"{row['ms']:.1f}",
+            f"{row['speed']:.2f}",
+            f"{row['speed_q1']:.2f} to {row['speed_q3']:.2f}",
+            f"{row['of_ceiling']:.2f}" if "of_ceiling" in row else "",
         )
     console.print(table)
 
@@ -218,7 +232,10 @@ def show(console: Console, title: str, times: dict[str, list[float]]) -> None:
 @click.option("--model", type=click.Choice(list(MODELS)), multiple=True, help="Default: all.")
 @click.option("--equal/--unequal", "only", default=None, help="Only equal or unequal devices.")
 @click.option("--realtime", "urgent", is_flag=True, help="For a busy machine: go before all else.")
-def main(quick: bool, model: tuple[str, ...], only: bool | None, urgent: bool) -> None:
+@click.option("--output", type=click.Path(path_type=Path), help="A file for the results, as JSON.")
+def main(
+    quick: bool, model: tuple[str, ...], only: bool | None, urgent: bool, output: Path | None
+) -> None:
     """Prints the speed of two devices against one process, ours and the peers'."""
     torch.set_num_threads(1)
     console = Console()
@@ -227,12 +244,17 @@ def main(quick: bool, model: tuple[str, ...], only: bool | None, urgent: bool) -
         console.print(f"aim, {name}: {aim}")
     load = os.getloadavg()[0]
     console.print(f"{os.cpu_count()} cores, load {load:.1f}, {rounds} rounds of {burst_s} s")
+    tables = {}
     for chosen in model or MODELS:
         for equal, speeds in ((True, [1.0, 1.0]), (False, [1.0, SLOW])):
             if only is None or only == equal:
                 kind = "equal devices" if equal else f"devices of speed 1 and {SLOW}"
-                times = compare(chosen, speeds, rounds, burst_s, urgent)
-                show(console, f"{chosen}, {kind}", times)
+                found = summary(compare(chosen, speeds, rounds, burst_s, urgent))
+                show(console, f"{chosen}, {kind}", found)
+                tables[f"{chosen}, {'equal' if equal else 'unequal'}"] = found
+    if output is not None:
+        results = {"cores": os.cpu_count(), "load": load, "rounds": rounds, "tables": tables}
+        output.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -430,6 +431,8 @@ class Trainer:
         if self._exchange is not None:
             self._exchange.close(wait=False)  # its threads may still wait for the lost device
         lost.close()
+        for replica in self._replicas:
+            _drain(replica)
         if slot == 0:
             self._replicas[0] = take_over(lost, self._replicas[0])
         self._measured.clear()
@@ -563,6 +566,14 @@ def _may_divide(optimizer: Optimizer, on_lost: str, asked: bool | None) -> bool:
 
 def _nothing() -> None:
     """Before there are groups to listen to."""
+
+
+def _drain(replica: Replica) -> None:
+    """Waits until a survivor has done what it was given, and lets go of what failed there: that was
+    the lost device's doing, and must not be told as the next step's."""
+    for member in replica.used_members:
+        with suppress(RuntimeError):
+            devices.synchronize(member.device)
 
 
 def _settle(futures: Sequence[Future[Any]], timeout_s: float) -> None:
