@@ -31,9 +31,9 @@ struct ExecutorOptions {
   const Peers* peers = nullptr;  // the other devices of the lease, if there are any
   const transport::RingConsumer* requests = nullptr;  // the stream itself, to look ahead in
   PagerOptions pager;
-  transport::Places* places = nullptr;  // where these find our segments
+  transport::Places* places = nullptr;      // where these find our segments
   transport::Progress* progress = nullptr;  // where the client finds when events were passed
-  SharedMemories* shared = nullptr;     // memories of other sessions that the client passes
+  SharedMemories* shared = nullptr;         // memories of other sessions that the client passes
   double speed = 1.0;  // below 1, calls take 1/speed of their time: an unequal device to test with
   RunOperator run_operator = &runOperator;
 };
