@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -82,6 +83,40 @@ def test_the_same_as_one_device_with_one_large_batch(kind: str, name: str) -> No
     expected, reference = one_device(kind, SAMPLES, STEPS, optimizer=sgd)
     assert losses == pytest.approx(expected, abs=1e-5)
     assert largest_difference(model, reference) < 1e-5
+
+
+@pytest.mark.parametrize("layout", [{"groups": 3}, {"groups": 2, "devices": 2}])
+def test_optimizer_state_that_the_groups_divide_is_gathered(layout: dict[str, Any]) -> None:
+    """Each group keeps the state of its own part; who asks for it gets all, as with one device."""
+    model, reference = made("gpt"), made("gpt")
+    optimizer, expected = adamw(model), adamw(reference)
+    with shoal.train.worker_groups(**layout) as groups:
+        with shoal.train.Trainer(model, models.token_loss, optimizer, groups) as trainer:
+            for step in range(2):
+                trainer.step(models.tokens(step, SAMPLES))
+            in_the_middle = copy.deepcopy(optimizer.state_dict())
+    for step in range(2):
+        inputs, targets = models.tokens(step, SAMPLES)
+        models.token_loss(reference(inputs), targets).backward()
+        expected.step()
+        expected.zero_grad()
+    wanted = expected.state_dict()["state"]
+    for found in (in_the_middle["state"], optimizer.state_dict()["state"]):
+        assert found.keys() == wanted.keys()
+        for place, state in wanted.items():
+            assert float(found[place]["step"]) == float(state["step"])
+            torch.testing.assert_close(
+                found[place]["exp_avg"].cpu(), state["exp_avg"], atol=1e-5, rtol=1e-3
+            )
+
+
+def test_state_that_must_survive_a_loss_is_not_divided() -> None:
+    model = made("gpt")
+    with shoal.train.worker_groups(2) as groups:
+        with pytest.raises(ValueError, match="needs it in every group"):
+            shoal.train.Trainer(
+                model, None, adamw(model), groups, on_lost="continue", divide_update=True
+            )
 
 
 @pytest.mark.parametrize("kind", ["gpt", "bert"])
