@@ -1,0 +1,142 @@
+"""Parts of a training over two devices, each by itself: `python -m bench.train_parts`.
+
+- controller: a message from the program to two groups and back, which a step needs once;
+- exchange: 12 MB of gradients of two devices summed and brought back to both, beside Gloo's
+  all-reduce between two processes;
+- slowdown: what the groups reach, step by step, after half of one device's core was taken away, over
+  the sum of what the devices can do then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import torch
+import torch.distributed
+from rich.console import Console
+from rich.table import Table
+
+import shoal
+import shoal.train
+from bench.train_peers import adamw, loss_of, made
+
+RESULTS = Path(__file__).parent / "results" / "train-parts.json"
+GRADIENTS = 3 * 10**6  # float32: 12 MB
+DEVICES = ["cpu,threads=1,memory=2GiB"] * 2
+STEPS_BEFORE, STEPS_AFTER = 12, 12
+BURN = "while True: pass"
+GLOO = """
+import os, sys, time, torch, torch.distributed as dist
+rank = int(sys.argv[1]); torch.set_num_threads(1)
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[2]}
+dist.init_process_group("gloo", rank=rank, world_size=2)
+x = torch.ones(int(sys.argv[3])); times = []
+for _ in range(40):
+    dist.barrier()
+    start = time.perf_counter()
+    dist.all_reduce(x)
+    times.append(time.perf_counter() - start)
+print(sorted(times)[20])
+"""
+
+
+def controller_ms(groups: shoal.train.WorkerGroups) -> float:
+    """The round trip to all groups, median."""
+    times = []
+    for _ in range(300):
+        start = time.perf_counter()
+        for future in [group.call(lambda _: None) for group in groups]:
+            future.result()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) * 1e3
+
+
+def exchange_ms(groups: shoal.train.WorkerGroups) -> float:
+    """Each device sums half of the gradients and fetches the other half, median."""
+    half = GRADIENTS // 2
+    ours = [torch.ones(GRADIENTS, device=group.device) for group in groups]
+    times = []
+    for _ in range(40):
+        torch.shoal.synchronize()
+        start = time.perf_counter()
+        for i, other in ((0, 1), (1, 0)):
+            own = ours[i][i * half : (i + 1) * half]
+            own.add_(ours[other][i * half : (i + 1) * half].to(own.device, non_blocking=True))
+        for i, other in ((0, 1), (1, 0)):
+            theirs = ours[other][other * half : (other + 1) * half]
+            ours[i][other * half : (other + 1) * half].copy_(theirs, non_blocking=True)
+        torch.shoal.synchronize()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) * 1e3
+
+
+def gloo_ms(port: int = 29731) -> float:
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", GLOO, str(rank), str(port), str(GRADIENTS)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(2)
+    ]
+    return max(float(rank.communicate()[0]) for rank in ranks) * 1e3
+
+
+def slowdown(worker_pids: list[int], name: str) -> list[float]:
+    """Speed after one device has lost half its core, over the new sum, by step."""
+    for core, pid in enumerate(worker_pids):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            os.sched_setaffinity(int(thread), {core})
+    model, batch = made(name)
+    with shoal.train.worker_groups(2) as groups:
+        with shoal.train.Trainer(model, loss_of, adamw(model), groups) as trainer:
+
+            def step() -> float:
+                start = time.perf_counter()
+                trainer.step(batch)
+                trainer.synchronize()
+                return time.perf_counter() - start
+
+            before = statistics.median([step() for _ in range(STEPS_BEFORE)][4:])
+            burner = subprocess.Popen([sys.executable, "-c", BURN])
+            try:
+                os.sched_setaffinity(burner.pid, {1})
+                after = [step() for _ in range(STEPS_AFTER)]
+            finally:
+                burner.kill()
+                burner.wait()
+    # Two devices of speed 1 have become 1 and 0.5.
+    return [before / (0.75 * seconds) for seconds in after]
+
+
+@click.command()
+@click.option("--model", default="CNN", show_default=True, help="Of the slowdown.")
+def main(model: str) -> None:
+    """Measures what a step is made of."""
+    torch.set_num_threads(1)
+    with shoal.up(DEVICES) as pool, shoal.connect(pool.url, devices=2) as lease:
+        with shoal.train.worker_groups(2) as groups:
+            results: dict[str, object] = {
+                "controller_ms": controller_ms(groups),
+                "exchange_ms": exchange_ms(groups),
+            }
+        results["gloo_ms"] = gloo_ms()
+        results["after_slowdown"] = slowdown(list(lease.worker_pids), model)
+    table = Table("part", "measured")
+    for name, value in results.items():
+        shown = [round(v, 2) for v in value] if isinstance(value, list) else value
+        table.add_row(name, f"{shown:.3f}" if isinstance(shown, float) else str(shown))
+    Console().print(table)
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
