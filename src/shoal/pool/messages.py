@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from typing import Annotated, Literal
 
 import msgspec
@@ -681,13 +682,11 @@ Message = (
 
 
 def our_versions() -> Versions:
-    """The versions of this process."""
-    import torch
-
+    """The versions of this process. Does not import torch: a CPU device's server does without."""
     import shoal
     from shoal import _core
 
-    return Versions(shoal.__version__, str(torch.__version__), _core.PROTOCOL_VERSION)
+    return Versions(shoal.__version__, metadata.version("torch"), _core.PROTOCOL_VERSION)
 
 
 def version_mismatch(client: Versions, server: Versions) -> str | None:

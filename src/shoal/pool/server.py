@@ -1,4 +1,4 @@
-"""A device server: owns one device, preloads torch, and forks one worker per session.
+"""A device server: owns one device, preloads torch's libraries, and forks one worker per session.
 
 Clients on this machine come to its Unix socket and pass memory; those elsewhere come to its door
 (door.py), where it listens with TLS. It keeps the device's ledger: all workers together never have
@@ -8,6 +8,8 @@ safe (and, on CUDA, so that no context exists before the fork).
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import os
 import secrets
 import selectors
@@ -421,16 +423,31 @@ def device_hardware(spec: DeviceSpec) -> str:
     return str(module.get_device_name(torch.device(spec.device).index or 0))[:64]
 
 
+def _load_core(spec: DeviceSpec) -> None:
+    """Loads what the workers compute with, so that each starts with it when it is forked.
+
+    That is torch's libraries. A CPU device does without torch's Python package, whose import takes
+    two seconds: a pool starts, and is back after a fault, that much sooner.
+    """
+    if spec.device == "cpu":
+        found = importlib.util.find_spec("torch")
+        assert found is not None
+        assert found.origin is not None
+        for name in ("libtorch_global_deps.so", "libtorch_python.so"):
+            ctypes.CDLL(str(Path(found.origin).parent / "lib" / name), mode=ctypes.RTLD_GLOBAL)
+    else:
+        import torch  # noqa: F401
+
+    from shoal import _core  # noqa: F401
+
+
 def main() -> None:
     """`python -m shoal.pool.server SPEC_JSON LISTENER_FD AGENT_FD [DOOR_FD IDENTITY]`, by the agent."""
     spec_text, listener_fd, agent_fd = sys.argv[1:4]
     process.die_with_parent_thread()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's business
     spec = msgspec.json.decode(spec_text, type=DeviceSpec)
-    import torch  # noqa: F401  (preloaded: each forked worker starts with it)
-
-    from shoal import _core  # noqa: F401
-
+    _load_core(spec)
     network = None
     if len(sys.argv) == 6:
         network = door.Door(socket.socket(fileno=int(sys.argv[4])), Path(sys.argv[5]))
