@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "client/devices.h"
@@ -59,6 +60,27 @@ void HostMemory::usedBy(const void* p, const Stream& stream, uint64_t sequence) 
   last_use_[offsetOf(p)] = {stream.session().number(), stream.member(), sequence};
 }
 
+Stream* HostMemory::pendingOn(const Use& use) {
+  Session* session = Devices::get().byNumber(use.session);
+  Stream* stream = session == nullptr ? nullptr : &session->member(use.member);
+  const bool over = stream == nullptr || !stream->usable() || stream->completed(use.sequence);
+  return over ? nullptr : stream;
+}
+
+bool HostMemory::inUse(const void* p, uint64_t bytes) {
+  std::vector<Use> uses;
+  {
+    std::lock_guard lock(mutex_);
+    const uint64_t offset = offsetOf(p);
+    // From the last use that begins at or before these bytes to the last that begins within them.
+    auto it = last_use_.upper_bound(offset);
+    if (it != last_use_.begin()) --it;
+    for (; it != last_use_.end() && it->first < offset + bytes; ++it) uses.push_back(it->second);
+  }
+  return std::any_of(uses.begin(), uses.end(),
+                     [](const Use& use) { return pendingOn(use) != nullptr; });
+}
+
 void HostMemory::releasePinned(uint64_t offset) {
   std::vector<Use> uses;
   {
@@ -73,9 +95,8 @@ void HostMemory::releasePinned(uint64_t offset) {
   Stream* last = nullptr;
   uint64_t sequence = 0;
   for (const Use& use : uses) {
-    Session* session = Devices::get().byNumber(use.session);
-    Stream* stream = session == nullptr ? nullptr : &session->member(use.member);
-    if (stream == nullptr || !stream->usable() || stream->completed(use.sequence)) continue;
+    Stream* stream = pendingOn(use);
+    if (stream == nullptr) continue;
     if (last == nullptr || last == stream) {
       last = stream;
       sequence = std::max(sequence, use.sequence);

@@ -117,7 +117,8 @@ void Session::upload(Address base, uint64_t offset, const void* from, uint64_t b
       from = static_cast<const std::byte*>(from) + n;
     });
   }
-  if (bytes <= wire::kInlineBytesMax) {
+  const bool pinned = HostMemory::exists() && HostMemory::get().contains(from);
+  if (bytes <= wire::kInlineBytesMax && !(pinned && HostMemory::get().inUse(from, bytes))) {
     const Lock held = lock();
     Stream& member = homeOrPlace(base, held);
     bring(base, member, held);
@@ -131,9 +132,7 @@ void Session::upload(Address base, uint64_t offset, const void* from, uint64_t b
     member.traffic(held).bytes_copied += bytes;
     return;
   }
-  if (HostMemory::exists() && HostMemory::get().contains(from)) {
-    return uploadPinned(base, offset, from, bytes, non_blocking);
-  }
+  if (pinned) return uploadPinned(base, offset, from, bytes, non_blocking);
   if (bytes >= kDirectBytesMin && uploadDirect(base, offset, from, bytes)) return;
   uploadStaged(base, offset, stage(from, bytes), bytes);
 }

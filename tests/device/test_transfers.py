@@ -275,3 +275,15 @@ def test_a_number_comes_to_pinned_memory_without_waiting_for_it() -> None:
     assert not arrived.query()  # the products take a second, the call took none of it
     arrived.synchronize()
     assert host.item() == x.sum().item()
+
+
+def test_a_number_on_its_way_to_pinned_memory_can_be_sent_on() -> None:
+    x = torch.full((1000, 1000), 1e-3, device="shoal")
+    host = torch.zeros((), pin_memory=True)
+    torch.shoal.synchronize()
+    for _ in range(4):
+        x = x @ x
+    total = x.sum()
+    host.copy_(total, non_blocking=True)
+    again = host.to("shoal", non_blocking=True)  # in the stream's order: behind its arrival
+    assert again.item() == total.item()
