@@ -48,7 +48,7 @@ RESUME_S = 10.0  # a client that lost its connection comes back within this, or 
 RETRY_S = 0.25
 REFUSED_S = 2.0  # between tries of an agent that the head refuses
 RESTART_BACKOFF_MAX_S = 5.0
-WORKED_S = 5.0  # a device server that was ready and lived this long did not fail to start
+WORKED_S = 1.0  # a process that lived this long did not fail to start
 
 # --- joining --------------------------------
 

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.errors import PoolError, PoolStartError
@@ -85,7 +85,8 @@ class Part:
     options: str  # JSON
     process: subprocess.Popen[bytes] | None = None
     pidfd: int = -1
-    starts: list[float] = field(default_factory=list)  # monotonic; the last few
+    started: float = 0.0  # monotonic
+    failures: int = 0  # in a row: it ended at once
 
 
 class Supervisor:
@@ -131,7 +132,7 @@ class Supervisor:
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
         )
         part.pidfd = os.pidfd_open(part.process.pid)
-        part.starts = [*part.starts[-4:], time.monotonic()]
+        part.started = time.monotonic()
 
     def _until_ready(self, part: Part) -> None:
         assert part.process is not None
@@ -154,10 +155,11 @@ class Supervisor:
         assert part.process.stdout is not None
         part.process.stdout.close()
         os.close(part.pidfd)
-        lived_s = time.monotonic() - part.starts[-1]
+        failed = time.monotonic() - part.started < limits.WORKED_S
+        part.failures = part.failures + 1 if failed else 0
         print(f"shoal: the {part.name} has ended and is started again", file=sys.stderr, flush=True)
-        if lived_s < 1.0:  # it does not get far: not too fast
-            delay_s = min(limits.RESTART_BACKOFF_MAX_S, 0.25 * 2 ** len(part.starts))
+        if part.failures > 1:  # it does not get far: not too fast
+            delay_s = min(limits.RESTART_BACKOFF_MAX_S, 0.25 * 2**part.failures)
             select.select([self._wake_read], [], [], delay_s)
         if not self._stopping:
             self._start(part)
