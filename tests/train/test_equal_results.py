@@ -110,6 +110,15 @@ def test_optimizer_state_that_the_groups_divide_is_gathered(layout: dict[str, An
             )
 
 
+def test_a_trainer_can_be_closed_twice() -> None:
+    model = made("gpt")
+    with shoal.train.worker_groups(2) as groups:
+        with shoal.train.Trainer(model, models.token_loss, adamw(model), groups) as trainer:
+            trainer.step(models.tokens(0, SAMPLES))
+            trainer.close()
+    assert next(model.parameters()).device.type == "cpu"
+
+
 def test_state_that_must_survive_a_loss_is_not_divided() -> None:
     model = made("gpt")
     with shoal.train.worker_groups(2) as groups:

@@ -431,8 +431,8 @@ def _load_core(spec: DeviceSpec) -> None:
     """
     if spec.device == "cpu":
         found = importlib.util.find_spec("torch")
-        assert found is not None
-        assert found.origin is not None
+        if found is None or found.origin is None:
+            raise ModuleNotFoundError("torch is missing. Type: pip install torch==2.13.0")
         for name in ("libtorch_global_deps.so", "libtorch_python.so"):
             ctypes.CDLL(str(Path(found.origin).parent / "lib" / name), mode=ctypes.RTLD_GLOBAL)
     else:

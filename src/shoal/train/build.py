@@ -39,7 +39,7 @@ class Builder:
         if schedule not in SCHEDULES:
             raise InvalidSchedule(f"{schedule!r} is no schedule; use {' or '.join(SCHEDULES)}")
         self._micro_batches = micro_batches
-        self._most = MICRO_BATCHES_PER_STAGE**4  # micro-batches that leave each enough rows
+        self._most: int | None = None  # micro-batches that leave each enough rows, once profiled
         self._schedule = schedule
         self._tell = tell
 
@@ -48,7 +48,8 @@ class Builder:
             return self._micro_batches
         if stages == 1:
             return 1
-        return max(stages, min(self._most, MICRO_BATCHES_PER_STAGE * stages))
+        wanted = MICRO_BATCHES_PER_STAGE * stages
+        return wanted if self._most is None else max(stages, min(self._most, wanted))
 
     def build(
         self,

@@ -494,7 +494,7 @@ class Trainer:
 
     def _gather_state(self) -> None:
         """Brings the optimizer state that other groups keep to the user's own optimizer."""
-        if self._exchange is None or not self._exchange.divided:
+        if self._exchange is None or not self._exchange.divided or not self._replicas:
             return
         first = self._replicas[0]
         for slot, replica in enumerate(self._replicas[1:], start=1):
