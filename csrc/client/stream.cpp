@@ -262,9 +262,11 @@ void Stream::waitCompleted(uint64_t sequence) {
     synchronize();
     return;
   }
-  while (!transport::awaitCompleted(*progress_, sequence, kSpinUs, kSliceMs)) {
+  int64_t spin_us = kSpinUs;
+  while (!transport::awaitCompleted(*progress_, sequence, spin_us, kSliceMs)) {
     checkUsable();
     checkAlive();
+    spin_us = 0;  // not near after all
   }
   if (hasFailed()) synchronize();  // raises what went wrong
 }

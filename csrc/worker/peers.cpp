@@ -58,7 +58,9 @@ void Peers::await(uint32_t peer, uint64_t sequence) const {
   uint64_t beat = other.progress->heartbeat.load(std::memory_order_relaxed);
   if (other.silent_since == beat) raiseGone(other);  // given up before, and nothing heard since
   int64_t beat_at = start;
-  while (!transport::awaitCompleted(*other.progress, sequence, kSpinUs, kSliceMs)) {
+  int64_t spin_us = kSpinUs;
+  while (!transport::awaitCompleted(*other.progress, sequence, spin_us, kSliceMs)) {
+    spin_us = 0;
     liveness_();
     const int64_t now = transport::nowNs();
     const uint64_t seen = other.progress->heartbeat.load(std::memory_order_relaxed);

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -178,7 +177,13 @@ class Watch:
 def process_state(pid: int) -> str:
     """The letter that the system gives a process; empty if it does not exist."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
+        file = os.open(f"/proc/{pid}/stat", os.O_RDONLY)  # unbuffered: this runs all the time
+    except FileNotFoundError:
         return ""
-    return fields[0] if fields else ""
+    try:
+        fields = os.read(file, 1024).rpartition(b")")[2].split()
+    except ProcessLookupError:
+        return ""
+    finally:
+        os.close(file)
+    return fields[0].decode() if fields else ""

@@ -117,7 +117,10 @@ class Exchange:
         self._lanes = [_Lane(f"shoal-gather-{g}") for g in range(self._groups) if several]
         clock = timeline or Timeline()
         self._stopwatches = {
-            d: Stopwatch(f"exchange to {d}", clock) for ds in self._devices for d in ds if several
+            d: Stopwatch(f"exchange to {d}", clock, d)
+            for ds in self._devices
+            for d in ds
+            if several
         }
         self._hooks = [
             _when_accumulated(p, partial(self._on_grad, g, place))
@@ -253,7 +256,7 @@ class Exchange:
         for lane in self._lanes:
             lane.close(wait)
         for stopwatch in self._stopwatches.values():
-            stopwatch.close(wait)
+            stopwatch.close()
 
     # --- gathering ---
 

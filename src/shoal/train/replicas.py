@@ -73,7 +73,7 @@ class Replica:
         self.optimizer = optimizer
         self.objective = objective
         self.timeline = timeline
-        self.stopwatches = [Stopwatch(str(m), timeline) for m in self.used_members]
+        self.stopwatches = [Stopwatch(str(m), timeline, m.device) for m in self.used_members]
         place(model, optimizer, self.device_of)
 
     @property
@@ -124,7 +124,7 @@ class Replica:
 
     def close(self) -> None:
         for stopwatch in self.stopwatches:
-            stopwatch.close(wait=self.group.lost is None)
+            stopwatch.close()
 
     def remade(self, model: nn.Module, optimizer: Optimizer) -> Replica:
         """The same place for another model object: the user's, when its own group is lost."""

@@ -12,11 +12,17 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-HISTORY = 16  # observations that a fit remembers
-FORGET = 0.8  # weight of an observation against the one after it
-SPREAD_MIN = 1.1  # sample counts must differ by this factor before a and b are told apart
-PROMISES = 4  # steps in a row that must promise a small gain
-JUMP = 0.2  # an observation off by more than this is a stall, or the device has changed
+HISTORY = 48  # observations that a fit remembers
+FORGET = 0.95  # weight of an observation against the one after it
+PRIOR = 0.1  # weight of the belief that no samples cost nothing, against one observation
+NEAR = 1.1  # sample counts within this factor of seen ones are told by the line
+JUMP = (
+    0.2  # an observation off by this, and by more than noise, is a stall or the device has changed
+)
+AGREE = 0.2  # two times off by about the same are no accident
+NOISE_START, NOISE_MIN = 0.1, 0.02  # relative deviation of one time: before it is known, at least
+SURE = 4.0  # deviations that a gain must be above zero
+SIZES = 32  # numbers of samples that a batch is divided into: each new one costs a warm-up
 
 
 @dataclass(slots=True)
@@ -27,54 +33,73 @@ class CostFit:
     sample_s: float = 1.0
     known: bool = False
     _seen: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=HISTORY))
-    _odd: tuple[int, float] | None = None  # an observation that was far off, until the next one
+    _off: deque[float] = field(
+        default_factory=lambda: deque(maxlen=HISTORY)
+    )  # |time/predicted - 1|
+    _odd: list[tuple[int, float]] = field(default_factory=list)  # far off, in a row, until now
 
     def predict(self, samples: int) -> float:
         """Seconds for so many samples; nothing to do costs nothing."""
         return self.fixed_s + self.sample_s * samples if samples > 0 else 0.0
 
+    @property
+    def noise(self) -> float:
+        """How far one time is from the line, typically, as a part of it."""
+        if len(self._off) < 4:
+            return NOISE_START
+        return max(NOISE_MIN, 1.5 * statistics.median(self._off))  # 1.5 medians: one deviation
+
+    @property
+    def error(self) -> float:
+        """How far the line itself may be off: the more was seen, the less."""
+        return self.noise / math.sqrt(max(1, len(self._seen)))
+
     def observe(self, samples: int, seconds: float) -> None:
         """Takes in that `samples` took `seconds`. What cannot be true is left out."""
         if samples < 1 or not math.isfinite(seconds) or seconds <= 0:
             return
-        comparable = self.known and self._near(samples)
-        if comparable and seconds > (1 + JUMP) * self.predict(samples):
-            if self._odd is None:  # a single stall says nothing about the device
-                self._odd = samples, seconds
-                return
-            self._seen.clear()  # twice in a row: the device has become slower
-            self._seen.append(self._odd)
-        elif comparable and seconds < (1 - JUMP) * self.predict(samples):
-            self._seen.clear()  # nothing makes a device faster than it is
-        self._odd = None
+        if self.known and self._near(samples):
+            off = seconds / self.predict(samples) - 1
+            limit = max(JUMP, SURE * self.noise)
+            self._off.append(abs(off))
+            if abs(off) > limit:
+                self._odd.append((samples, seconds))
+                if not self._has_changed():
+                    return
+                self._seen.clear()
+                self._seen.extend(self._odd[:-1])
+        self._odd.clear()
         self._seen.append((samples, seconds))
         self._fit()
         self.known = True
 
+    def _has_changed(self) -> bool:
+        """A single stall says nothing about the device, nor do two unlike ones; two that agree do, or
+        three."""
+        if len(self._odd) != 2:
+            return len(self._odd) > 2
+        rates = [t / self.predict(n) for n, t in self._odd]
+        return max(rates) < min(rates) * (1 + AGREE)
+
     def _near(self, samples: int) -> bool:
         """Whether such a size was seen; elsewhere the line may be off without any change."""
         counts = [n for n, _ in self._seen]
-        return min(counts) <= SPREAD_MIN * samples and samples <= SPREAD_MIN * max(counts)
+        return min(counts) <= NEAR * samples and samples <= NEAR * max(counts)
 
     def _fit(self) -> None:
-        seen = self._typical()
-        weights = [FORGET**age for age in reversed(range(len(seen)))]
+        """The nearest line, and the belief that it begins at zero: sizes that hardly differ would
+        else let noise decide about the fixed cost."""
+        seen = [(0, 0.0), *self._typical()]
+        weights = [PRIOR, *(FORGET**age for age in reversed(range(len(seen) - 1)))]
         total = sum(weights)
         mean_n = sum(w * n for w, (n, _) in zip(weights, seen, strict=True)) / total
         mean_t = sum(w * t for w, (_, t) in zip(weights, seen, strict=True)) / total
-        counts = [n for n, _ in seen]
-        if max(counts) >= SPREAD_MIN * min(counts):
-            pairs = list(zip(weights, seen, strict=True))
-            spread = sum(w * (n - mean_n) ** 2 for w, (n, _) in pairs)
-            slope = sum(w * (n - mean_n) * (t - mean_t) for w, (n, t) in pairs) / spread
-            # Neither a fixed cost below zero nor samples that cost nothing: noise made those.
-            slope = min(max(slope, 0.1 * mean_t / mean_n), mean_t / mean_n)
-            self.sample_s, self.fixed_s = slope, max(0.0, mean_t - slope * mean_n)
-        else:  # one size only: keep the known proportion of fixed cost, move the level
-            level = self.fixed_s + self.sample_s * mean_n if self.known else 0.0
-            scale = mean_t / level if level > 0 else 0.0
-            self.fixed_s *= scale
-            self.sample_s = self.sample_s * scale if scale else mean_t / mean_n
+        pairs = list(zip(weights, seen, strict=True))
+        spread = sum(w * (n - mean_n) ** 2 for w, (n, _) in pairs)
+        slope = sum(w * (n - mean_n) * (t - mean_t) for w, (n, t) in pairs) / spread
+        # Neither a fixed cost below zero nor samples that cost nothing: noise made those.
+        slope = min(max(slope, 0.1 * mean_t / mean_n), mean_t / mean_n)
+        self.sample_s, self.fixed_s = slope, max(0.0, mean_t - slope * mean_n)
 
     def _typical(self) -> list[tuple[int, float]]:
         """What was seen, without the slower half of each number of samples: other work on the machine
@@ -148,14 +173,12 @@ class Divider:
     groups: int
     limits: tuple[int | None, ...] | None = None
     gain_min: float = 0.04  # a new division must promise at least this: new sizes cost a warm-up
-    gain_sure: float = 0.12  # and this, to be taken at once; less must be promised several times
     probe_every: int = 20  # steps after which a group without samples is tried again
     least: int = 0  # samples that every group gets (batch normalisation needs two)
     fits: list[CostFit] = field(default_factory=list)
     _current: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _warm: set[tuple[int, int]] = field(default_factory=set)  # (group, samples) seen before
     _steps: int = 0
-    _wanted: int = 0  # steps in a row in which another division promised something
 
     def __post_init__(self) -> None:
         if not self.fits:
@@ -168,7 +191,8 @@ class Divider:
         if not all(fit.known for fit in self.fits):
             best = divide(total, [CostFit()] * self.groups, self.limits)
         else:
-            best = self._keep_half(divide(total, self.fits, self.limits), current)
+            best = self._coarse(divide(total, self.fits, self.limits))
+            best = self._keep_half(best, current)
             if current is not None and not self._pays(best, current):
                 best = current
         self._current[total] = best
@@ -177,14 +201,12 @@ class Divider:
         return best
 
     def _pays(self, best: tuple[int, ...], current: tuple[int, ...]) -> bool:
-        """Whether to change the division: noise promises a little now and then, a difference between
-        devices promises it every time."""
+        """Whether to change the division: the gain must be worth a warm-up, and be more than what
+        noise promises."""
         gain = 1 - self.slowest(best) / self.slowest(current)
-        self._wanted = self._wanted + 1 if gain >= self.gain_min else 0
-        if gain < self.gain_sure and self._wanted < PROMISES:
-            return False
-        self._wanted = 0
-        return gain >= self.gain_min
+        # The slowest group is above the others by about twice what levelling them gains.
+        errors = sorted((fit.error for fit in self.fits), reverse=True)[:2]
+        return gain >= max(self.gain_min, SURE / 2 * math.hypot(*errors))
 
     def slowest(self, counts: Sequence[int]) -> float:
         """Predicted seconds of a division."""
@@ -194,14 +216,24 @@ class Divider:
         """Takes in what a division really took; None for groups that were not measured.
 
         A group's first step with a new number of samples does not count: it prepares calls for
-        shapes that were not seen before.
+        shapes that were not seen before. What slows all groups alike says nothing about shares.
         """
+        common = self._common(counts, seconds)
         for group, (fit, n, s) in enumerate(zip(self.fits, counts, seconds, strict=True)):
             if s is None:
                 continue
             if (group, n) in self._warm:
-                fit.observe(n, s)
+                fit.observe(n, s / common)
             self._warm.add((group, n))
+
+    def _common(self, counts: Sequence[int], seconds: Sequence[float | None]) -> float:
+        """How much slower than predicted every group was, at least."""
+        ratios = [
+            s / fit.predict(n) if s is not None and fit.known else 0.0
+            for fit, n, s in zip(self.fits, counts, seconds, strict=True)
+            if n > 0
+        ]
+        return max(1.0, min(ratios, default=1.0))
 
     def without(self, group: int) -> Divider:
         """The divider of the groups that are left when one is lost."""
@@ -215,6 +247,19 @@ class Divider:
             _current={},
             _warm=set(),
         )
+
+    def _coarse(self, counts: tuple[int, ...]) -> tuple[int, ...]:
+        """Few different sizes, so that those that come again are warm; the largest takes the rest."""
+        quantum = sum(counts) // SIZES
+        if quantum < 2:
+            return counts
+        largest = max(range(self.groups), key=lambda i: counts[i])
+        changed = [round(n / quantum) * quantum or n for n in counts]
+        changed[largest] = 0
+        changed[largest] = sum(counts) - sum(changed)
+        limits = self.limits or (None,) * self.groups
+        fits = all(c is None or n <= c for n, c in zip(changed, limits, strict=True))
+        return tuple(changed) if fits and changed[largest] > 0 else counts
 
     def _keep_half(
         self, counts: tuple[int, ...], current: tuple[int, ...] | None

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
 
 import torch
 
-from shoal.train.devices import elapsed_s
+from shoal.train.devices import elapsed_s, record
 
 SPANS_MAX = 100_000
+PENDING_MAX = 10_000  # pieces of work whose end nobody has asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +39,38 @@ class Timeline:
     """The last spans of a training, from all its threads."""
 
     def __init__(self) -> None:
-        self._spans: deque[Span] = deque(maxlen=SPANS_MAX)
+        self._spans: list[Span] = []  # by their end
         self._lock = threading.Lock()
+        self._sources: list[Callable[[], None]] = []
         self.origin_s = time.perf_counter()
+
+    def ask(self, source: Callable[[], None]) -> None:
+        """Lets `source` add what it knows whenever spans are wanted."""
+        self._sources.append(source)
+
+    def ask_no_more(self, source: Callable[[], None]) -> None:
+        self._sources = [s for s in self._sources if s != source]
+
+    def collect(self) -> None:
+        """Takes in what is known by now; once a step is enough."""
+        for source in self._sources:
+            source()
 
     def add(self, span: Span) -> None:
         with self._lock:
-            self._spans.append(span)
+            bisect.insort(self._spans, span, key=lambda s: s.stop_s)
+            if len(self._spans) > 2 * SPANS_MAX:
+                del self._spans[:SPANS_MAX]
 
     @property
     def spans(self) -> list[Span]:
+        self.collect()
         with self._lock:
             return sorted(self._spans, key=lambda s: s.start_s)
 
     def since(self, start_s: float) -> list[Span]:
         """Spans that ended after `start_s`, newest first; looks at no older ones."""
+        self.collect()
         found = []
         with self._lock:
             for span in reversed(self._spans):
@@ -76,7 +94,8 @@ class Timeline:
 
     def write_chrome_trace(self, path: str | Path) -> None:
         """Writes a file for chrome://tracing or ui.perfetto.dev."""
-        tracks = {name: i for i, name in enumerate(sorted({s.track for s in self.spans}))}
+        spans = self.spans
+        tracks = {name: i for i, name in enumerate(sorted({s.track for s in spans}))}
         events: list[dict[str, object]] = [
             {"name": "thread_name", "ph": "M", "pid": 1, "tid": i, "args": {"name": name}}
             for name, i in tracks.items()
@@ -92,7 +111,7 @@ class Timeline:
                 "dur": s.seconds * 1e6,
                 "args": {"step": s.step},
             }
-            for s in self.spans
+            for s in spans
         ]
         Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
@@ -115,52 +134,59 @@ class _Pair:
 
 
 class Stopwatch:
-    """Times work on one device without making the thread that issues it wait.
+    """Times work on one device without making anybody wait.
 
-    A thread of its own waits for the events. How long something took is the device's own time; when
-    it was is this program's clock, which may be read a little late.
+    What has come to its end is taken in when somebody asks. All times are the device's own; they
+    become this program's clock by an event at which both were read.
     """
 
-    def __init__(self, track: str, timeline: Timeline) -> None:
+    def __init__(self, track: str, timeline: Timeline, device: torch.device) -> None:
         self.track = track
         self._timeline = timeline
-        self._queue: SimpleQueue[_Pair | None] = SimpleQueue()
+        self._pending: deque[_Pair] = deque(maxlen=PENDING_MAX)
         self._first: _Pair | None = None  # of the step that is timed now
         self._worked_s = 0.0
         self._took: dict[int, Took] = {}
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name=f"shoal-time-{track}", daemon=True)
-        self._thread.start()
+        self._anchor = record(device)
+        self._anchor.synchronize()
+        self._anchor_s = time.perf_counter()
+        timeline.ask(self.collect)
 
     def time(
         self, kind: str, step: int, start: torch.Event, stop: torch.Event, last: bool = True
     ) -> None:
         """Times from `start` to `stop`, both on this device; `last` ends the step's work."""
-        self._queue.put(_Pair(kind, step, start, stop, last))
+        self._pending.append(_Pair(kind, step, start, stop, last))
 
     def take(self, step: int) -> Took | None:
         """How long the step took this device, if it is known already."""
+        self.collect()
         with self._lock:
             for old in [s for s in self._took if s < step - 8]:
                 del self._took[old]
             return self._took.pop(step, None)
 
-    def close(self, wait: bool = True) -> None:
-        self._queue.put(None)
-        if wait:
-            self._thread.join(5)
+    def collect(self) -> None:
+        """Takes in what is done by now."""
+        with self._lock:
+            while self._pending:
+                try:
+                    if not self._pending[0].stop.query():
+                        return
+                    self._measure(self._pending[0])
+                except RuntimeError:  # lost, or an operator failed: who uses the result is told
+                    pass
+                self._pending.popleft()
 
-    def _run(self) -> None:
-        while (pair := self._queue.get()) is not None:
-            try:
-                self._measure(pair)
-            except RuntimeError:  # lost, or an operator failed: whoever uses the result is told
-                continue
+    def close(self) -> None:
+        self.collect()
+        self._timeline.ask_no_more(self.collect)
 
     def _measure(self, pair: _Pair) -> None:
-        pair.stop.synchronize()
-        stop_s = time.perf_counter()
         seconds, worked_s = elapsed_s(pair.start, pair.stop)
+        stop_s = self._anchor_s + elapsed_s(self._anchor, pair.stop)[0]
+        self._anchor, self._anchor_s = pair.stop, stop_s
         # Waiting for others is a gap between computing, but a part of the exchange.
         shown_s = seconds if pair.kind == "exchange" else worked_s
         self._timeline.add(Span(self.track, pair.kind, stop_s - shown_s, stop_s, pair.step))
@@ -169,5 +195,4 @@ class Stopwatch:
         self._worked_s += worked_s
         if pair.last:
             whole_s = elapsed_s(self._first.start, pair.stop)[0]
-            with self._lock:
-                self._took[pair.step] = Took(self._worked_s, whole_s)
+            self._took[pair.step] = Took(self._worked_s, whole_s)

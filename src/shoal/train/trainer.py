@@ -319,6 +319,7 @@ class Trainer:
 
     def _learn(self) -> None:
         """Takes in the groups' times of steps that are known by now."""
+        self.timeline.collect()
         for number, (counts, times) in list(self._measured.items()):
             for slot, replica in enumerate(self._replicas):
                 if times[slot] is None and counts[slot] > 0:

@@ -103,6 +103,31 @@ def test_stalls_of_a_busy_machine_do_not_move_the_division() -> None:
     assert abs(seen[-1][0] - 32) <= 2
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_machine_that_stalls_all_groups_moves_nothing(seed: int) -> None:
+    divider, rng = Divider(2), random.Random(seed)
+    seen = []
+    for _ in range(100):
+        counts = divider.shares(64)
+        seen.append(counts)
+        stall = 1 + (rng.random() if rng.random() < 0.3 else 0.0)
+        divider.observe(counts, [0.002 * n * stall * rng.uniform(0.9, 1.1) for n in counts])
+    assert sum(a != b for a, b in itertools.pairwise(seen)) <= 2
+    assert abs(seen[-1][0] - 32) <= 4
+
+
+def test_sizes_come_again() -> None:
+    divider, rng = Divider(2), random.Random(3)
+    sizes = set()
+    for _ in range(200):
+        counts = divider.shares(256)
+        sizes |= set(counts)
+        speed = rng.uniform(0.5, 1.0)
+        for _ in range(4):
+            divider.observe(counts, (0.001 * counts[0], 0.001 * counts[1] / speed))
+    assert sum(size % 8 != 0 for size in sizes) == 0
+
+
 def test_a_useless_device_gets_nothing_but_is_tried_again() -> None:
     divider = Divider(2, probe_every=5)
     divider.fits = [CostFit(0.0, 0.001, True), CostFit(10.0, 0.001, True)]
