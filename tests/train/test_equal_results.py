@@ -69,11 +69,22 @@ def test_the_same_bits_as_one_device_that_adds_up_the_same_parts(kind: str, name
     """Sums in the same order are the same; batch normalisation sees each part by itself."""
     layout, micros = LAYOUTS[name]
     count = len(layout["groups"]) if isinstance(layout["groups"], list) else layout["groups"]
-    losses, model, _ = trained(kind, layout, micro_batches=micros, balance=False)
+    losses, model, _ = trained(kind, layout, micro_batches=micros, balance=False, schedule="1f1b")
     expected, reference = one_device(kind, SAMPLES, STEPS, parts(count, micros))
     assert losses == pytest.approx(expected, abs=1e-12)
     assert largest_difference(model, reference) == 0
     assert next(model.parameters()).device.type == "cpu"  # brought back
+
+
+@pytest.mark.parametrize("name", ["stages x2", "stages x3", "hybrid 2x2"])
+def test_gradients_that_are_put_off_are_the_same_but_for_rounding(name: str) -> None:
+    layout, micros = LAYOUTS[name]
+    losses, model, _ = trained("cnn", layout, sgd, micro_batches=micros, balance=False)
+    expected, reference = one_device(
+        "cnn", SAMPLES, STEPS, parts(layout["groups"], micros), optimizer=sgd
+    )
+    assert losses == pytest.approx(expected, abs=1e-5)
+    assert largest_difference(model, reference) < 1e-5
 
 
 @pytest.mark.parametrize(("kind", "name"), combinations("gpt", "bert"))
@@ -139,7 +150,7 @@ def test_unequal_shares_give_the_same_result(kind: str) -> None:
 
 @pytest.mark.parametrize("layout", [{"groups": 2}, {"groups": 2, "devices": 2}])
 def test_batch_normalisation_keeps_the_first_groups_statistics(layout: dict[str, Any]) -> None:
-    _, model, _ = trained("cnn", layout, micro_batches=2, balance=False)
+    _, model, _ = trained("cnn", layout, micro_batches=2, balance=False, schedule="1f1b")
     reference = made("cnn")
     optimizer = adamw(reference)
     twin = made("cnn")  # the second group: the same weights, statistics of its own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -175,3 +176,62 @@ def test_what_would_be_computed_wrong_is_refused() -> None:
                 trainer.step(batch(0))
             model.leave_out = False
             assert trainer.step(batch(0)).loss > 0
+
+
+class Frozen(nn.Module):
+    """Layers of all kinds whose weights' gradients are put off, and some that may not be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.shared = nn.Linear(8, 8)
+        self.conv = nn.Conv1d(2, 4, 3, padding="same")
+        self.conv2 = nn.Conv1d(4, 2, 3, padding=1, bias=False)
+        self.weight = nn.Parameter(torch.randn(8, 4))  # as Hugging Face's Conv1D has it
+        self.bias = nn.Parameter(torch.zeros(4))
+        self.seen: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.frozen(torch.tanh(self.first(x)))
+        x = self.shared(torch.tanh(self.shared(x)))
+        x = self.conv2(torch.tanh(self.conv(x.view(-1, 2, 4)))).flatten(1)
+        return torch.addmm(self.bias, x, self.weight)
+
+
+@pytest.mark.parametrize("schedule", ["zero-bubble", "1f1b", "gpipe"])
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_layers_whose_gradients_are_put_off(schedule: str, autocast: Any) -> None:
+    torch.manual_seed(0)
+    model, reference = Frozen(), Frozen()
+    reference.load_state_dict(model.state_dict())
+    seen: list[torch.Tensor] = []
+    model.shared.weight.register_hook(lambda grad: seen.append(grad))
+    optimizer = sgd(reference)
+    trained(model, 2, micro_batches=3, schedule=schedule, autocast=autocast)
+    assert seen  # somebody watches: autograd's own way
+    for step in range(3):
+        x, y = batch(step)
+        with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
+            F.mse_loss(reference(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert largest_difference(model, reference) < (1e-5 if autocast is None else 2e-2)
+
+
+def test_a_step_leaves_no_memory_behind() -> None:
+    """Not even until the collector comes."""
+    model = Unet()
+    gc.disable()
+    try:
+        with shoal.train.worker_groups(1, 2) as groups:
+            options = {"micro_batches": 4, "tell": lambda _: None}
+            with shoal.train.Trainer(model, F.mse_loss, sgd(model), groups, **options) as trainer:
+                used = []
+                for step in range(6):
+                    trainer.step(batch(step % 2))
+                    trainer.synchronize()
+                    used.append([torch.accelerator.memory_allocated(d) for d in groups[0].devices])
+        assert used[2:] == [used[2]] * 4
+    finally:
+        gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,14 +14,16 @@ from shoal.train import batches, plan, shares
 from shoal.train.devices import Member, set_current
 from shoal.train.errors import CannotCut
 from shoal.train.groups import WorkerGroup, WorkerGroups
-from shoal.train.partition import CannotPartition, Limits, StageDevice, partition
+from shoal.train.partition import CannotPartition, Limits, StageDevice, partition_fitting
 from shoal.train.pipeline import PipelineReplica, StagePlan
-from shoal.train.profile import ModelProfile, measure_speed, profile
+from shoal.train.profile import ModelProfile, measure_speeds, profile
 from shoal.train.replicas import Objective, Replica, clone, place
 from shoal.train.schedules import SCHEDULES, InvalidSchedule
 from shoal.train.timeline import Timeline
 
-MICRO_BATCHES_PER_STAGE = 4
+#: More fill a pipeline better, fewer are larger and compute better. With weights' gradients put off,
+#: two are enough to keep two stages busy for twelve thirteenths of a step.
+MICRO_BATCHES_PER_STAGE = {"zero-bubble": 2, "1f1b": 4, "gpipe": 4}
 #: Rows that a product with a weight should have in a micro-batch: with fewer, reading the weights
 #: costs more than multiplying by them.
 ROWS_MIN = 64
@@ -39,6 +42,7 @@ class Builder:
         if schedule not in SCHEDULES:
             raise InvalidSchedule(f"{schedule!r} is no schedule; use {' or '.join(SCHEDULES)}")
         self._micro_batches = micro_batches
+        self._speeds: dict[Member, float] = {}  # where there are several
         self._most: int | None = None  # micro-batches that leave each enough rows, once profiled
         self._schedule = schedule
         self._tell = tell
@@ -48,7 +52,7 @@ class Builder:
             return self._micro_batches
         if stages == 1:
             return 1
-        wanted = MICRO_BATCHES_PER_STAGE * stages
+        wanted = MICRO_BATCHES_PER_STAGE[self._schedule] * stages
         return wanted if self._most is None else max(stages, min(self._most, wanted))
 
     def build(
@@ -62,27 +66,28 @@ class Builder:
     ) -> list[Replica]:
         """One replica for each group; the first is the model itself."""
         found: ModelProfile | None = None
-        speeds: dict[Member, float] = {}
+        self._speeds = _speeds(groups.members) if len(groups.members) > 1 else {}
         if groups.automatic or max(groups.shape) > 1:
             found = self._profile(model, objective, batch, groups)
             samples = batches.size(batch) // max(1, len(groups.shape))
             self._most = max(1, int(samples * found.rows_per_sample / ROWS_MIN))
-            speeds = _speeds(groups.members)
         if groups.automatic and not len(groups):
             assert found is not None
-            groups.form(self._choose(found, groups, speeds, batch))
-        plans = [self._plan(found, group, speeds) for group in groups]
+            groups.form(self._choose(found, groups, batch))
+        plans = [self._plan(found, group) for group in groups]
         twins = [(model, optimizer)] + [clone(model, optimizer) for _ in plans[1:]]
         replicas = []
         for group, cut, (twin, optim) in zip(groups, plans, twins, strict=True):
             if cut is None:
                 replicas.append(Replica(group, twin, optim, objective, timeline))
             else:
-                replicas.append(
-                    PipelineReplica(group, twin, optim, objective, timeline, cut, self._schedule)
-                )
+                replicas.append(PipelineReplica(group, twin, optim, objective, timeline, cut))
             _seed(group)
         return replicas
+
+    def speed(self, group: WorkerGroup) -> float:
+        """The mean speed of a group's devices."""
+        return statistics.fmean(self._speeds.get(member, 1.0) for member in group.members)
 
     def _profile(
         self, model: nn.Module, objective: Objective, batch: Any, groups: WorkerGroups
@@ -116,12 +121,11 @@ class Builder:
         self,
         found: ModelProfile,
         groups: WorkerGroups,
-        speeds: dict[Member, float],
         batch: Any,
     ) -> list[list[int]]:
         choice = plan.choose(
             found.units,
-            [StageDevice(speeds[m], m.memory_bytes) for m in groups.members],
+            [StageDevice(self._speeds.get(m, 1.0), m.memory_bytes) for m in groups.members],
             batches.size(batch),
             self._profiled_samples(groups, batch),
             micro_batches=self.micro_batches_for(2),
@@ -129,28 +133,29 @@ class Builder:
         self._tell(choice.table())
         return [list(group) for group in choice.best.layout]
 
-    def _plan(
-        self, found: ModelProfile | None, group: WorkerGroup, speeds: dict[Member, float]
-    ) -> StagePlan | None:
+    def _plan(self, found: ModelProfile | None, group: WorkerGroup) -> StagePlan | None:
         if len(group.members) == 1:
             return None
         assert found is not None
-        devices = [StageDevice(speeds[m], m.memory_bytes) for m in group.members]
-        limits = Limits(self.micro_batches_for(len(devices)))
+        devices = [StageDevice(self._speeds[m], m.memory_bytes) for m in group.members]
+        micros = self.micro_batches_for(len(devices))
         try:
-            return StagePlan.of(found, partition(found.units, devices, limits))
+            limits = Limits(micros, schedule=self._schedule)
+            stages, limits = partition_fitting(found.units, devices, limits)
+            return StagePlan.of(found, stages, limits.schedule)
         except CannotPartition as error:
-            places = ", ".join(unit.name for unit in found.units[1:]) or "nowhere"
-            raise CannotCut(
-                f"{group} has {len(devices)} devices, but {error}. The model can be cut before: "
-                f"{places}. More places: call shoal.train.cut('name') in its forward where every "
-                "pass comes by once"
-            ) from None
+            why = error
+        places = ", ".join(unit.name for unit in found.units[1:]) or "nowhere"
+        raise CannotCut(
+            f"{group} has {len(devices)} devices, but {why}. The model can be cut before: "
+            f"{places}. More places: call shoal.train.cut('name') in its forward where every "
+            "pass comes by once"
+        )
 
 
 def _speeds(members: Sequence[Member]) -> dict[Member, float]:
     """Speeds of the devices, the first being 1, for it is the one that is profiled."""
-    measured = {member: measure_speed(member.device) for member in members}
+    measured = dict(zip(members, measure_speeds([m.device for m in members]), strict=True))
     first = measured[members[0]]
     # Differences of a few percent are noise, and would only move cuts around.
     return {m: 1.0 if abs(s / first - 1) < 0.1 else s / first for m, s in measured.items()}

@@ -86,6 +86,7 @@ class Exchange:
     Args:
         replicas: the parameters of each group, in the same order in all.
         divided: whether each group updates only the weights that it owns.
+        speeds: of the groups; a slow one owns less.
 
     In a step: `begin()`, a backward pass in each group with `arm(group)` before its last
     micro-batch, `flush(group)` after it, `wait(group)`; then every group's `.grad` is the sum. With a
@@ -99,6 +100,7 @@ class Exchange:
         timeline: Timeline | None = None,
         bucket_bytes: int = BUCKET_BYTES,
         divided: bool = False,
+        speeds: Sequence[float] | None = None,
     ) -> None:
         self._replicas = [[p for p in params if p.requires_grad] for params in replicas]
         self._groups = len(replicas)
@@ -106,7 +108,7 @@ class Exchange:
         # The backward pass makes the last layers' gradients first.
         order = list(reversed(range(len(self._replicas[0]))))
         items = [self._item(place) for place in order]
-        made = make_buckets(items, self._groups, bucket_bytes, alone_bytes=ALONE_BYTES)
+        made = make_buckets(items, self._groups, bucket_bytes, speeds, ALONE_BYTES)
         self.buckets = tuple(
             Bucket(b.owner, tuple(order[i] for i in b.items), b.size_bytes) for b in made
         )
@@ -130,6 +132,7 @@ class Exchange:
         ]
         self._lock = threading.Lock()
         self._armed: set[tuple[int, torch.device]] = set()
+        self._late: set[tuple[int, int]] = set()  # group and place
         self._states: list[_BucketState] = []
         self._progress: list[_GroupState] = []
         self._contributing: frozenset[int] = frozenset()
@@ -160,6 +163,7 @@ class Exchange:
             self._board, self._step = board, step
             self._contributing = frozenset(contributing)
             self._armed.clear()
+            self._late.clear()
             self._states = [
                 _BucketState([set(b.items) for _ in range(self._groups)]) for b in self.buckets
             ]
@@ -167,9 +171,29 @@ class Exchange:
                 _GroupState(flushed=g not in self._contributing) for g in range(self._groups)
             ]
 
-    def arm(self, group: int, device: torch.device) -> None:
-        """From now on gradients of this group on `device` are final when they are accumulated."""
+    def arm(self, group: int, device: torch.device, late: Sequence[torch.Tensor] = ()) -> None:
+        """From now on gradients of this group on `device` are final when they are accumulated, but
+        those of `late` when `accumulated` is told."""
+        if late:
+            identities = {id(parameter) for parameter in late}
+            places = enumerate(self._replicas[group])
+            self._late |= {(group, place) for place, p in places if id(p) in identities}
         self._armed.add((group, device))
+
+    def accumulated(self, group: int, late: Sequence[torch.Tensor]) -> None:
+        """The gradients of these parameters are final now."""
+        if not self.several:
+            return
+        identities = {id(parameter) for parameter in late}
+        for place, parameter in enumerate(self._replicas[group]):
+            if id(parameter) in identities:
+                self._late.discard((group, place))
+                self._on_grad(group, place, parameter)
+
+    @property
+    def several(self) -> bool:
+        """Whether there is anybody to exchange with."""
+        return self._groups > 1
 
     def flush(self, group: int) -> None:
         """The group's backward pass is over: what has no gradient now gets none in this step."""
@@ -261,7 +285,7 @@ class Exchange:
     # --- gathering ---
 
     def _on_grad(self, group: int, place: int, parameter: torch.Tensor) -> None:
-        if (group, parameter.device) not in self._armed:
+        if (group, parameter.device) not in self._armed or (group, place) in self._late:
             return
         index = self._bucket_of[place]
         with self._lock:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from shoal.train.schedules import one_forward_one_backward, simulate
+from shoal.train import schedules
 
 #: Orders of the devices whose slowest stage is so near to the best are compared by the whole step.
 NEAR = 1.25
@@ -63,6 +63,14 @@ class Limits:
     micro_batches: int = 1
     weight_copies: float = 4.0  # weights, gradients, and two values of state as Adam keeps them
     link_bytes_per_s: float = math.inf
+    schedule: str = "zero-bubble"
+
+    def timetable(self, stages: int) -> schedules.Schedule:
+        return schedules.make(self.schedule, stages, self.micro_batches)
+
+    def kept(self, stages: int) -> list[int]:
+        """Micro-batches of which each stage keeps activations at once."""
+        return [schedules.in_flight(line) for line in self.timetable(stages)]
 
 
 def partition(
@@ -95,10 +103,24 @@ def partition(
     return min(refined, key=lambda stages: step_seconds(units, stages, devices, limits))
 
 
+def partition_fitting(
+    units: Sequence[Unit], devices: Sequence[StageDevice], limits: Limits
+) -> tuple[tuple[Stage, ...], Limits]:
+    """Like `partition`; where the schedule needs too much memory, with 1F1B. Returns what it used:
+    to put gradients off costs memory in the later stages."""
+    try:
+        return partition(units, devices, limits), limits
+    except CannotPartition:
+        if limits.schedule != "zero-bubble":
+            raise
+    less = replace(limits, schedule="1f1b")
+    return partition(units, devices, less), less
+
+
 def step_seconds(
     units: Sequence[Unit], stages: Sequence[Stage], devices: Sequence[StageDevice], limits: Limits
 ) -> float:
-    """How long a 1F1B step takes, with the time in which stages wait for each other."""
+    """How long a step takes, with the time in which stages wait for each other."""
 
     def seconds(of: Callable[[Unit], float]) -> list[float]:
         return [
@@ -106,8 +128,8 @@ def step_seconds(
         ]
 
     crossing = max((units[s.start - 1].output_bytes for s in stages[1:]), default=0)
-    return simulate(
-        one_forward_one_backward(len(stages), limits.micro_batches),
+    return schedules.simulate(
+        limits.timetable(len(stages)),
         seconds(lambda u: u.forward_s),
         seconds(lambda u: u.backward_s),
         crossing / limits.link_bytes_per_s,
@@ -150,24 +172,23 @@ def _moved(
     edges[cut] += by
     if not edges[cut - 1] < edges[cut] < edges[cut + 1]:
         return None
-    depth = len(stages)
+    kept = limits.kept(len(stages))
     changed = tuple(
-        _stage(units, a, b, s.device, devices[s.device], depth - k, limits)
-        for k, (s, (a, b)) in enumerate(zip(stages, itertools.pairwise(edges), strict=True))
+        _stage(units, a, b, s.device, devices[s.device], k, limits)
+        for k, s, (a, b) in zip(kept, stages, itertools.pairwise(edges), strict=True)
     )
     fits = all(s.memory_bytes <= devices[s.device].memory_bytes for s in changed)
     return changed if fits else None
 
 
 def stage_memory_bytes(
-    units: Sequence[Unit], start: int, stop: int, stages_from_here: int, limits: Limits
+    units: Sequence[Unit], start: int, stop: int, kept: int, limits: Limits
 ) -> int:
-    """Memory of a stage in a 1F1B schedule: at most as many micro-batches as stages from it on."""
-    in_flight = min(stages_from_here, limits.micro_batches)
+    """Memory of a stage that keeps the activations of so many micro-batches at once."""
     weights = sum(u.weight_bytes for u in units[start:stop])
     activations = sum(u.activation_bytes for u in units[start:stop])
     crossing = units[start - 1].output_bytes if start > 0 else 0
-    return int(weights * limits.weight_copies) + in_flight * (activations + crossing)
+    return int(weights * limits.weight_copies) + kept * (activations + crossing)
 
 
 def _orders(devices: Sequence[StageDevice]) -> list[tuple[int, ...]]:
@@ -191,6 +212,7 @@ def _partition_in_order(
     count, depth = len(units), len(order)
     best: list[float] = [0.0] + [math.inf] * count
     choices: list[list[Stage | None]] = []
+    kept = limits.kept(depth)
     for k, device in enumerate(order):
         after: list[float] = [math.inf] * (count + 1)
         chosen: list[Stage | None] = [None] * (count + 1)
@@ -198,7 +220,7 @@ def _partition_in_order(
             for start in range(k, stop):
                 if best[start] >= after[stop]:
                     continue
-                stage = _stage(units, start, stop, device, devices[device], depth - k, limits)
+                stage = _stage(units, start, stop, device, devices[device], kept[k], limits)
                 slowest = max(best[start], stage.seconds)
                 if slowest < after[stop] and stage.memory_bytes <= devices[device].memory_bytes:
                     after[stop], chosen[stop] = slowest, stage
@@ -222,13 +244,13 @@ def _stage(
     stop: int,
     index: int,
     device: StageDevice,
-    stages_from_here: int,
+    kept: int,
     limits: Limits,
 ) -> Stage:
     compute = sum(u.seconds for u in units[start:stop]) / device.speed
     # Activations come in and their gradients go back over the same cut.
     crossing = 2 * units[start - 1].output_bytes / limits.link_bytes_per_s if start > 0 else 0.0
-    memory = stage_memory_bytes(units, start, stop, stages_from_here, limits)
+    memory = stage_memory_bytes(units, start, stop, kept, limits)
     return Stage(start, stop, index, compute + crossing, memory)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,18 +12,16 @@ from torch import nn
 from torch.optim import Optimizer
 
 from shoal.train import batches, schedules
-from shoal.train.board import Aborted, Board
 from shoal.train.devices import Reading, record, set_current
 from shoal.train.groups import WorkerGroup
 from shoal.train.partition import Stage
 from shoal.train.profile import ModelProfile
 from shoal.train.replicas import Objective, Part, Replica, StepContext
 from shoal.train.stages import Run, Weights, watch_modules
-from shoal.train.threads import DaemonPool
 from shoal.train.timeline import Timeline
+from shoal.train.weight_gradients import WeightGradients
 
-#: Steps of which the timeline has every forward and backward; of the others it has the sum. To time a
-#: piece costs a wake-up, and small pieces are many.
+#: Steps of which the timeline has every forward and backward; of the others it has the sum.
 DETAIL_EVERY, DETAIL_STEPS = 16, 2
 
 
@@ -35,13 +32,14 @@ class StagePlan:
     stages: tuple[Stage, ...]
     begins: dict[str, int]  # point -> stage that begins there
     stage_of: dict[str, int]  # parameter or buffer -> stage
+    schedule: str
 
     @staticmethod
-    def of(profile: ModelProfile, stages: Sequence[Stage]) -> StagePlan:
+    def of(profile: ModelProfile, stages: Sequence[Stage], schedule: str) -> StagePlan:
         begins = {profile.units[s.start].name: i for i, s in enumerate(stages) if i > 0}
         stage_of_unit = {u: i for i, s in enumerate(stages) for u in range(s.start, s.stop)}
         owner = {name: stage_of_unit[unit] for name, unit in profile.weights.items()}
-        return StagePlan(tuple(stages), begins, owner)
+        return StagePlan(tuple(stages), begins, owner, schedule)
 
 
 class PipelineReplica(Replica):
@@ -55,15 +53,15 @@ class PipelineReplica(Replica):
         objective: Objective,
         timeline: Timeline,
         plan: StagePlan,
-        schedule: str,
     ) -> None:
         self.plan = plan
-        self.schedule = schedule
         self._members = [group.members[stage.device] for stage in plan.stages]
-        self._devices = [member.device for member in self._members]
+        self.devices = [member.device for member in self._members]
         super().__init__(group, model, optimizer, objective, timeline)
         self._hooks = watch_modules(model, list(plan.begins))
-        self._threads = DaemonPool(f"shoal-stage-{group.index}")
+        self.unwatched = frozenset(  # nobody wants to be told of their gradients
+            id(p) for p in model.parameters() if not p._post_accumulate_grad_hooks
+        )
 
     @property
     def used_members(self) -> Sequence[Any]:
@@ -75,7 +73,7 @@ class PipelineReplica(Replica):
 
     def device_of(self, name: str) -> torch.device:
         # A tied weight may carry any of its names; the profile knows the first.
-        device: torch.device = self._devices[self.plan.stage_of.get(name, 0)]
+        device: torch.device = self.devices[self.plan.stage_of.get(name, 0)]
         return device
 
     def _weights(self) -> Weights:
@@ -85,42 +83,21 @@ class PipelineReplica(Replica):
     def forward_backward(
         self, parts: Sequence[Part], context: StepContext
     ) -> list[tuple[Reading, float]]:
-        if not parts:
-            return []
-        schedule = schedules.make(self.schedule, self.stages, len(parts))
-        weights = self._weights()
-        board = _GroupBoard(context.board, self.group.index)
-        runs = [
-            Run(m, self.plan.begins, self._devices, weights, board, context.timeout_s)
-            for m in range(len(parts))
-        ]
-        step = _PipelineStep(self, parts, runs, weights, context, board)
-        futures = [
-            self._threads.submit(partial(step.run_stage, stage, line))
-            for stage, line in enumerate(schedule)
-        ]
-        _finish(futures)
-        return step.losses
+        return _PipelineStep(self, parts, self._weights(), context).run() if parts else []
 
-    def evaluate(self, batch: Any, board: Board, timeout_s: float) -> torch.Tensor:
+    def evaluate(self, batch: Any) -> torch.Tensor:
         with torch.no_grad():
-            run = Run(0, self.plan.begins, self._devices, self._weights(), board, timeout_s)
-            for stage in range(self.stages):
-                board.mark(("go", 0, stage))
-            on_device = batches.to_device(batch, self._devices[0])
-            kind = self._devices[0].type
-            run.body(lambda: self.objective(self.model, on_device, kind))
-        assert run.loss is not None
-        set_current(self._devices[0])
-        return run.loss
+            run = Run(self.plan.begins, self.devices, self._weights())
+            on_device = batches.to_device(batch, self.devices[0])
+            kind = self.devices[0].type
+            loss = run.forward(lambda: self.objective(self.model, on_device, kind))
+        set_current(self.devices[0])
+        return loss
 
     def seconds(self, step: int) -> float | None:
         """How long the group's pipeline ran: its devices wait for each other in it."""
         took = self.stopwatches[0].take(step)
         return took.whole_s if took is not None else None
-
-    def start(self, work: Callable[[], None]) -> None:
-        self._threads.submit(work)
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -130,137 +107,105 @@ class PipelineReplica(Replica):
     def remade(self, model: nn.Module, optimizer: Optimizer) -> PipelineReplica:
         self.close()
         return PipelineReplica(
-            self.group, model, optimizer, self.objective, self.timeline, self.plan, self.schedule
+            self.group, model, optimizer, self.objective, self.timeline, self.plan
         )
 
 
-class _GroupBoard(Board):
-    """A step's board as one group sees it: its marks are its own, its failures everybody's."""
-
-    def __init__(self, shared: Board, group: int) -> None:
-        super().__init__()
-        self._shared = shared
-        self._group = group
-
-    def mark(self, key: Any) -> None:
-        self._shared.mark((self._group, key))
-
-    def check(self) -> None:
-        self._shared.check()
-
-    def wait(self, key: Any, what: str, timeout_s: float) -> None:
-        self._shared.wait((self._group, key), what, timeout_s)
-
-    def fail(self, group: int, error: BaseException) -> None:
-        self._shared.fail(group, error)
-
-
 class _PipelineStep:
-    """One step of one group: a thread for each stage, and one for each forward pass under way."""
+    """One step of one group. One thread issues everything, in an order in which each stage has its
+    work in the schedule's: the devices run behind and wait for each other, not the thread."""
 
     def __init__(
         self,
         replica: PipelineReplica,
         parts: Sequence[Part],
-        runs: Sequence[Run],
         weights: Weights,
         context: StepContext,
-        board: Board,
     ) -> None:
         self._replica = replica
         self._parts = parts
-        self._runs: list[Run | None] = list(runs)
         self._weights = weights
         self._context = context
-        self._board = board
-        self._last = replica.stages - 1
-        self._devices = replica._devices
-        self._losses: dict[int, Reading] = {}
+        self._devices = replica.devices
+        self._last = len(parts) - 1
+        self._schedule = schedules.make(replica.plan.schedule, replica.stages, len(parts))
+        self._apart = [schedules.split(line) for line in self._schedule]
+        self._runs: dict[int, Run] = {}
+        self._losses: list[tuple[Reading, float]] = []
+        self._in_detail = context.step % DETAIL_EVERY < DETAIL_STEPS
+        self._starts: list[torch.Event] = []
 
-    @property
-    def losses(self) -> list[tuple[Reading, float]]:
-        return [(self._losses[m], part.weight) for m, part in enumerate(self._parts)]
-
-    def run_stage(self, stage: int, line: Sequence[schedules.Instruction]) -> None:
-        """The instructions of one stage, in order."""
-        device = self._devices[stage]
-        stopwatch = self._replica.stopwatches[stage]
+    def run(self) -> list[tuple[Reading, float]]:
+        self._starts = [record(device) for device in self._devices]
         try:
-            set_current(device)
-            step = self._context.step
-            in_detail = step % DETAIL_EVERY < DETAIL_STEPS
-            start = record(device)
-            for instruction in line:
-                self._board.check()
-                work = self._forward if instruction.kind == "forward" else self._backward
-                self._await_neighbour(stage, instruction)
-                work(stage, instruction.micro)
-                last = instruction is line[-1]
-                if in_detail or last:
-                    kind = instruction.kind if in_detail else "compute"
-                    stop = record(device)
-                    stopwatch.time(kind, step, start, stop, last)
-                    start = stop
-        except BaseException as error:
-            self._board.fail(self._replica.group.index, error)
-            raise
+            self._issue()
+        finally:
+            self._runs.clear()  # they know this object: memory must not wait for a collector
+        return self._losses
 
-    def _await_neighbour(self, stage: int, instruction: schedules.Instruction) -> None:
-        micro, timeout_s = instruction.micro, self._context.timeout_s
-        if instruction.kind == "forward" and stage > 0:
-            key, what = ("forward", micro, stage - 1), f"the output of stage {stage - 1}"
-        elif instruction.kind == "backward" and stage < self._last:
-            key, what = ("backward", micro, stage + 1), f"gradients of stage {stage + 1}"
-        else:
+    def _issue(self) -> None:
+        work = {"forward": self._forward, "backward": self._backward, "weight": self._weight}
+        for issue in schedules.issue_order(self._schedule):
+            self._context.board.check()
+            work[issue.instruction.kind](issue.stage, issue.instruction.micro)
+            if issue.instruction.kind != "forward":
+                last = issue.instruction is self._schedule[issue.stage][-1]
+                self._time(issue.stage, issue.instruction.kind, last)
+
+    def _time(self, stage: int, kind: str, last: bool) -> None:
+        """In some steps the end of every piece is timed, in others only that of the stage's last."""
+        if not self._in_detail and not last:
             return
-        self._board.wait(key, f"{what} for micro-batch {micro}", timeout_s)
+        stop = record(self._devices[stage])
+        kind = ("forward" if kind == "forward" else "backward") if self._in_detail else "compute"
+        stopwatch = self._replica.stopwatches[stage]
+        stopwatch.time(kind, self._context.step, self._starts[stage], stop, last)
+        self._starts[stage] = stop
 
-    def _forward(self, stage: int, micro: int) -> None:
-        run = self._run(micro)
-        if stage == 0:
-            batch = batches.to_device(self._parts[micro].batch, self._devices[0])
-            self._replica.start(partial(self._whole_forward, run, batch))
-        else:
-            self._board.mark(("go", micro, stage))
-        what = f"the forward pass of micro-batch {micro} in stage {stage}"
-        self._board.wait(("forward", micro, stage), what, self._context.timeout_s)
-
-    def _whole_forward(self, run: Run, batch: Any) -> None:
-        replica = self._replica
-        try:
-            run.body(lambda: replica.objective(replica.model, batch, self._devices[0].type))
-        except BaseException as error:
-            self._board.fail(replica.group.index, error)
+    def _forward(self, _: int, micro: int) -> None:
+        replica, part = self._replica, self._parts[micro]
+        apart = [s for s, micros in enumerate(self._apart) if micro in micros]
+        # In the last one autograd tells the exchange of each gradient, while the backward pass runs.
+        # The other schedules' sums are bit for bit autograd's.
+        at_once = replica.plan.schedule == "zero-bubble" and (
+            micro != self._last or not self._context.exchange.several
+        )
+        run = self._runs[micro] = Run(
+            replica.plan.begins,
+            self._devices,
+            self._weights,
+            WeightGradients(apart, at_once, replica.unwatched),
+            lambda stage: self._time(stage, "forward", False),
+        )
+        batch = batches.to_device(part.batch, self._devices[0])
+        compute = partial(replica.objective, replica.model, batch, self._devices[0].type)
+        self._losses.append((Reading(run.forward(compute)), part.weight))
 
     def _backward(self, stage: int, micro: int) -> None:
-        run = self._run(micro)
+        run = self._runs[micro]
         device = self._devices[stage]
-        if micro == len(self._parts) - 1:
+        if micro == self._last:
             self._weights.add_gradients(stage)  # all later stages are done with this step
-            self._context.exchange.arm(self._context.slot, device)
-        if stage == self._last:
+            assert run.gradients is not None
+            late = run.gradients.waiting(stage)
+            self._context.exchange.arm(self._context.slot, device, late)
+        set_current(device)
+        if stage == len(self._devices) - 1:
             assert run.loss is not None
-            self._losses[micro] = Reading(run.loss)
             (run.loss * self._parts[micro].weight).backward()  # type: ignore[no-untyped-call]
             run.loss = None
         else:
             sources, grads = run.outgoing(stage)
             if sources:
                 torch.autograd.backward(sources, grads)
-        run.edges[stage] = run.edges[stage] if stage > 0 else []
-        self._board.mark(("backward", micro, stage))
         if stage == 0:
-            self._runs[micro] = None  # its activations are free
+            run.edges.clear()  # its activations are free, but for what weights still need
 
-    def _run(self, micro: int) -> Run:
-        run = self._runs[micro]
-        assert run is not None
-        return run
-
-
-def _finish(futures: Sequence[Future[None]]) -> None:
-    """Waits for all stages; raises what went wrong, rather than what followed from it."""
-    errors = [e for e in (future.exception() for future in futures) if e is not None]
-    real = [e for e in errors if not isinstance(e, Aborted)]
-    if errors:
-        raise (real or errors)[0]
+    def _weight(self, stage: int, micro: int) -> None:
+        gradients = self._runs[micro].gradients
+        assert gradients is not None
+        set_current(self._devices[stage])
+        late = gradients.waiting(stage)
+        gradients.run(stage)
+        if micro == self._last:
+            self._context.exchange.accumulated(self._context.slot, late)

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from shoal.train import schedules
-from shoal.train.partition import CannotPartition, Limits, Stage, StageDevice, Unit, partition
+from shoal.train.partition import (
+    CannotPartition,
+    Limits,
+    Stage,
+    StageDevice,
+    Unit,
+    partition_fitting,
+)
 from shoal.train.shares import CostFit, divide
 
 #: Bytes that the exchange moves for each byte of weights: out to the owner and back.
@@ -126,17 +133,17 @@ def _option(
     sized = [_scaled(unit, scale) for unit in units]
     limits = Limits(micros, weight_copies, link)
     try:
-        stages = tuple(partition(sized, [devices[i] for i in group], limits) for group in layout)
+        cuts = [partition_fitting(sized, [devices[i] for i in group], limits) for group in layout]
     except CannotPartition as error:
         return Option(layout, (), None, 0, str(error))
+    stages = tuple(cut for cut, _ in cuts)
     if batch < len(layout) * micros:
         why = f"a batch of {batch} has fewer samples than {len(layout)} x {micros} micro-batches"
         return Option(layout, stages, None, 0, why)
     seconds, bubbles = [], []
-    for cut in stages:
+    for cut, used in cuts:
         forward, backward = _stage_seconds(sized, cut)
-        schedule = schedules.one_forward_one_backward(depth, micros)
-        timing = schedules.simulate(schedule, forward, backward)
+        timing = schedules.simulate(used.timetable(depth), forward, backward)
         seconds.append(timing.total_s)
         bubbles.append(timing.bubble)
     per_group = batch / len(layout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,9 @@ from shoal.train.devices import synchronize
 from shoal.train.partition import Unit
 from shoal.train.stages import Tracer, watch_modules
 
-REPEATS = 5
+#: A profile repeats its pass at least so often, and more often as long as that takes little.
+REPEATS, REPEATS_MAX, REPEATS_S = 4, 24, 1.5
+SPEED_ROUNDS, SPEED_CALLS = 9, 12
 START = "(start)"  # what runs before the first point
 
 
@@ -157,7 +160,11 @@ def profile(
         with _unchanged(model, device):
             with FlopCounterMode(display=False) as counter, torch.no_grad():
                 forward()
-            runs = [_run(forward, device, weights, storages) for _ in range(1 + REPEATS)][1:]
+            _run(forward, device, weights, storages)  # prepares calls
+            runs: list[_Recorder] = []
+            until = time.perf_counter() + REPEATS_S
+            while len(runs) < REPEATS or (len(runs) < REPEATS_MAX and time.perf_counter() < until):
+                runs.append(_run(forward, device, weights, storages))
     finally:
         for handle in handles:
             handle.remove()
@@ -270,15 +277,19 @@ def _unchanged(model: nn.Module, device: torch.device) -> Any:
                 parameter.grad = grads[name]
 
 
-def measure_speed(device: torch.device, size: int = 384, repeats: int = 4) -> float:
-    """Multiplications of a small matrix in a second: compares devices with each other."""
-    x = torch.randn(size, size, device=device)
-    best = 0.0
-    for _ in range(repeats):
-        synchronize_any(device)
-        start = time.perf_counter()
-        for _ in range(4):
-            x @ x
-        synchronize_any(device)
-        best = max(best, 4 / (time.perf_counter() - start))
-    return best
+def measure_speeds(devices: Sequence[torch.device], size: int = 256) -> list[float]:
+    """Multiplications of a small matrix in a second: compares devices with each other.
+
+    They are measured in turn, and the median counts: what else runs there hits one now, one then.
+    """
+    matrices = [torch.randn(size, size, device=device) for device in devices]
+    speeds: list[list[float]] = [[] for _ in devices]
+    for _ in range(SPEED_ROUNDS):
+        for x, device, seen in zip(matrices, devices, speeds, strict=True):
+            synchronize_any(device)
+            start = time.perf_counter()
+            for _ in range(SPEED_CALLS):
+                x @ x
+            synchronize_any(device)
+            seen.append(SPEED_CALLS / (time.perf_counter() - start))
+    return [statistics.median(seen) for seen in speeds]

@@ -111,7 +111,7 @@ class Replica:
         self.stopwatches[0].time("compute", context.step, start, record(device))
         return losses
 
-    def evaluate(self, batch: Any, board: Board, timeout_s: float) -> torch.Tensor:
+    def evaluate(self, batch: Any) -> torch.Tensor:
         """The loss of a batch, without gradients."""
         device: torch.device = self.group.device
         with torch.no_grad():

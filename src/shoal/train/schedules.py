@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
+
+#: The part of a backward pass that computes the gradients of weights, where it is not measured.
+WEIGHT_PART = 0.5
 
 
 class InvalidSchedule(ValueError):
@@ -13,9 +18,13 @@ class InvalidSchedule(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """Forward or backward of one micro-batch on the stage whose list holds it."""
+    """One piece of a micro-batch's work on the stage whose list holds it.
 
-    kind: Literal["forward", "backward"]
+    A backward pass computes the gradients of what came into the stage and of its weights; or only
+    the former, if the list has the weights' gradients as an instruction of their own.
+    """
+
+    kind: Literal["forward", "backward", "weight"]
     micro: int
 
     def __str__(self) -> str:
@@ -32,6 +41,10 @@ def forward(micro: int) -> Instruction:
 
 def backward(micro: int) -> Instruction:
     return Instruction("backward", micro)
+
+
+def weight(micro: int) -> Instruction:
+    return Instruction("weight", micro)
 
 
 def gpipe(stages: int, micro_batches: int) -> Schedule:
@@ -60,9 +73,58 @@ def one_forward_one_backward(stages: int, micro_batches: int) -> Schedule:
     return tuple(lines)
 
 
-SCHEDULES = {"1f1b": one_forward_one_backward, "gpipe": gpipe}
+def zero_bubble(stages: int, micro_batches: int) -> Schedule:
+    """1F1B whose later stages put the gradients of their weights off, for nobody waits for those: the
+    stage before goes on sooner, and what was put off fills the time in which there is nothing else.
+    Every stage keeps at most as many micro-batches as there are stages.
+
+    >>> [" ".join(map(str, line)) for line in zero_bubble(2, 3)]
+    ['F0 F1 B0 F2 B1 B2', 'F0 B0 F1 B1 W0 F2 B2 W1 W2']
+    """
+    base = one_forward_one_backward(stages, micro_batches)
+    lines: list[list[Instruction]] = [[] for _ in base]
+    put_off: list[deque[Instruction]] = [deque() for _ in base]
+    left = [deque(line) for line in base]
+    free_at = [0] * stages
+    done: dict[tuple[int, str, int], int] = {}
+    now = 0
+    while any(left) or any(put_off):
+        for stage in range(stages):
+            if free_at[stage] > now:
+                continue
+            chosen = _choose(stage, stages, left[stage], put_off[stage], done, now)
+            if chosen is None:
+                continue
+            lines[stage].append(chosen)
+            # The first stage computes both kinds of gradients at once: nobody waits for it.
+            took = 2 if stage == 0 and chosen.kind == "backward" else 1
+            free_at[stage] = done[stage, chosen.kind, chosen.micro] = now + took
+            if stage > 0 and chosen.kind == "backward":
+                put_off[stage].append(weight(chosen.micro))
+        now += 1
+    return tuple(tuple(line) for line in lines)
 
 
+def _choose(
+    stage: int,
+    stages: int,
+    left: deque[Instruction],
+    put_off: deque[Instruction],
+    done: dict[tuple[int, str, int], int],
+    now: int,
+) -> Instruction | None:
+    """What a stage that is free does now: what others wait for, if it can be done."""
+    if left and len(put_off) <= 2 * stage:
+        need = _need(stage, stages, left[0])
+        if need is None or done.get(need, now + 1) <= now:
+            return left.popleft()
+    return put_off.popleft() if put_off else None
+
+
+SCHEDULES = {"zero-bubble": zero_bubble, "1f1b": one_forward_one_backward, "gpipe": gpipe}
+
+
+@lru_cache(maxsize=64)
 def make(name: str, stages: int, micro_batches: int) -> Schedule:
     """The schedule of that name, checked."""
     if name not in SCHEDULES:
@@ -81,21 +143,78 @@ def _positive(stages: int, micro_batches: int) -> None:
 
 
 def check(schedule: Schedule, micro_batches: int) -> None:
-    """Raises unless every stage does all work once and the whole runs to its end."""
+    """Raises unless every stage does all work once and the whole can be issued to its end."""
     wanted = sorted((k, m) for k in ("backward", "forward") for m in range(micro_batches))
     for stage, line in enumerate(schedule):
-        if sorted((i.kind, i.micro) for i in line) != wanted:
+        if sorted((i.kind, i.micro) for i in line if i.kind != "weight") != wanted:
             raise InvalidSchedule(f"stage {stage} does not do every micro-batch exactly once")
-    simulate(schedule, [1.0] * len(schedule), [1.0] * len(schedule))
+        for i, instruction in enumerate(line):
+            if instruction.kind == "weight" and backward(instruction.micro) not in line[:i]:
+                raise InvalidSchedule(f"stage {stage} has {instruction} before its backward pass")
+    issue_order(schedule)
+
+
+def split(line: Sequence[Instruction]) -> frozenset[int]:
+    """Micro-batches whose weights' gradients are computed apart."""
+    return frozenset(i.micro for i in line if i.kind == "weight")
 
 
 def in_flight(line: Sequence[Instruction]) -> int:
-    """The most micro-batches whose activations a stage keeps at once."""
+    """The most micro-batches of which a stage keeps something at once."""
+    apart = split(line)
     kept = most = 0
     for instruction in line:
-        kept += 1 if instruction.kind == "forward" else -1
+        if instruction.kind == "forward":
+            kept += 1
+        elif instruction.kind == "weight" or instruction.micro not in apart:
+            kept -= 1
         most = max(most, kept)
     return most
+
+
+@dataclass(frozen=True, slots=True)
+class Issue:
+    """What one thread issues next: a forward pass through all stages, or work of one stage."""
+
+    instruction: Instruction
+    stage: int  # of a forward pass: the last
+
+
+@lru_cache(maxsize=64)
+def issue_order(schedule: Schedule) -> tuple[Issue, ...]:
+    """An order in which one thread can issue everything, each stage's work in its own order. Devices
+    run behind: what is issued later for another device holds none up."""
+    stages = len(schedule)
+    at = [0] * stages
+    done: set[tuple[int, str, int]] = set()
+    order: list[Issue] = []
+
+    def issue(stage: int, instruction: Instruction) -> None:
+        done.add((stage, instruction.kind, instruction.micro))
+        at[stage] += 1
+
+    def next_of(stage: int) -> Instruction | None:
+        return schedule[stage][at[stage]] if at[stage] < len(schedule[stage]) else None
+
+    while any(next_of(stage) for stage in range(stages)):
+        before = len(order)
+        for stage in reversed(range(stages)):
+            while (one := next_of(stage)) is not None and one.kind != "forward":
+                if one.kind == "backward" and _need(stage, stages, one) not in done:
+                    break
+                order.append(Issue(one, stage))
+                issue(stage, one)
+        ahead = {next_of(stage) for stage in range(stages)}
+        common = ahead.pop() if len(ahead) == 1 else None
+        if common is not None and common.kind == "forward":
+            order.append(Issue(common, stages - 1))
+            for stage in range(stages):
+                issue(stage, common)
+        if len(order) == before:
+            stuck = [(s, next_of(s)) for s in range(stages)]
+            waits = ", ".join(f"stage {s} at {one}" for s, one in stuck if one is not None)
+            raise InvalidSchedule(f"the schedule waits for itself: {waits}")
+    return tuple(order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,41 +237,38 @@ def simulate(
     backward_s: Sequence[float],
     transfer_s: float = 0.0,
 ) -> Timing:
-    """Runs the schedule on paper. Raises `InvalidSchedule` if it waits for itself."""
+    """Runs the schedule on paper."""
     stages = len(schedule)
+    apart = [split(line) for line in schedule]
     done: dict[tuple[int, str, int], float] = {}
     clock = [0.0] * stages
-    at = [0] * stages
-    moved = True
-    while moved:
-        moved = False
-        for stage, line in enumerate(schedule):
-            while at[stage] < len(line):
-                instruction = line[at[stage]]
-                need = _need(stage, stages, instruction)
-                if need is not None and need not in done:
-                    break
-                start = clock[stage]
-                if need is not None and need[0] != stage:
-                    start = max(start, done[need] + transfer_s)
-                took = (forward_s if instruction.kind == "forward" else backward_s)[stage]
-                clock[stage] = start + took
-                done[stage, instruction.kind, instruction.micro] = clock[stage]
-                at[stage] += 1
-                moved = True
-    stuck = [s for s in range(stages) if at[s] < len(schedule[s])]
-    if stuck:
-        waits = ", ".join(f"stage {s} at {schedule[s][at[s]]}" for s in stuck)
-        raise InvalidSchedule(f"the schedule waits for itself: {waits}")
-    busy = tuple(
-        sum((forward_s if i.kind == "forward" else backward_s)[s] for i in line)
-        for s, line in enumerate(schedule)
-    )
-    return Timing(max(clock, default=0.0), busy)
+    busy = [0.0] * stages
+
+    def run(stage: int, instruction: Instruction) -> None:
+        start = clock[stage]
+        need = _need(stage, stages, instruction)
+        if need is not None and need[0] != stage:
+            start = max(start, done[need] + transfer_s)
+        took = (forward_s if instruction.kind == "forward" else backward_s)[stage]
+        if instruction.kind == "weight":
+            took *= WEIGHT_PART
+        elif instruction.kind == "backward" and instruction.micro in apart[stage]:
+            took *= 1 - WEIGHT_PART
+        clock[stage] = start + took
+        busy[stage] += took
+        done[stage, instruction.kind, instruction.micro] = clock[stage]
+
+    for issue in issue_order(schedule):
+        every = range(stages) if issue.instruction.kind == "forward" else (issue.stage,)
+        for stage in every:
+            run(stage, issue.instruction)
+    return Timing(max(clock, default=0.0), tuple(busy))
 
 
 def _need(stage: int, stages: int, instruction: Instruction) -> tuple[int, str, int] | None:
     """What must be done before, apart from the stage's own earlier instructions."""
+    if instruction.kind == "weight":
+        return (stage, "backward", instruction.micro)
     if instruction.kind == "forward":
         return (stage - 1, "forward", instruction.micro) if stage > 0 else None
     if stage == stages - 1:

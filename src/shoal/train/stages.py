@@ -1,17 +1,17 @@
 """Cutting a model's forward pass into stages without changing or tracing its code.
 
-The model's own `forward` runs in a thread. Where a stage begins (at a module's call or at
-`cut("name")`) the thread pauses until the pipeline lets it go on, on the next device. While it runs,
-every torch function that gets a tensor of an earlier stage gets it on the current device instead,
-cut from the autograd graph: an *edge*. The backward pass of a stage starts from the gradients of the
-edges that leave it. So skip connections, masks and tied weights need no annotation.
+The model's own `forward` runs as it is. Where a stage begins (at a module's call or at `cut("name")`)
+it goes on on the next device. While it runs, every torch function that gets a tensor of an earlier
+stage gets it on the current device instead, cut from the autograd graph: an *edge*. The backward
+pass of a stage starts from the gradients of the edges that leave it. So skip connections, masks and
+tied weights need no annotation.
 """
 
 from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,9 +20,9 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from shoal.train.board import Board
 from shoal.train.devices import set_current
 from shoal.train.errors import CannotCut
+from shoal.train.weight_gradients import WeightGradients
 
 _local = threading.local()
 
@@ -135,42 +135,41 @@ class Run(Tracer):
 
     def __init__(
         self,
-        micro: int,
         begins: dict[str, int],  # name of the point -> stage that begins there
         devices: Sequence[torch.device],
         weights: Weights,
-        board: Board,
-        timeout_s: float,
+        gradients: WeightGradients | None = None,
+        on_stage_done: Callable[[int], None] | None = None,
     ) -> None:
-        self.micro = micro
         self.stage = 0
         self.edges: list[list[Edge]] = [[] for _ in devices]  # by the stage they arrive at
         self.loss: torch.Tensor | None = None
+        self.gradients = gradients
         self._begins = begins
         self._devices = devices
         self._weights = weights
-        self._board = board
-        self._timeout_s = timeout_s
+        self._on_stage_done = on_stage_done
         self._moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @property
     def device(self) -> torch.device:
         return self._devices[self.stage]
 
-    def body(self, forward: Callable[[], torch.Tensor]) -> None:
-        """The whole forward pass, in a thread of its own; marks each stage that is done."""
+    def forward(self, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Issues the whole forward pass, stage after stage; the devices run behind."""
         set_current(self.device)
         with self, _Relocate(self):
-            loss = forward()
+            loss = compute()
         if self.stage != len(self._devices) - 1:
             missing = [n for n, s in self._begins.items() if s == self.stage + 1]
             raise CannotCut(
                 f"this batch's forward pass ended without reaching {missing[0]!r}, where stage "
                 f"{self.stage + 1} begins; cut where every forward pass comes by"
             )
-        self.loss = loss
         self._moved.clear()
-        self._board.mark(("forward", self.micro, self.stage))
+        self._leave()
+        self.loss = loss
+        return loss
 
     def reached(self, name: str, inputs: Sequence[torch.Tensor]) -> None:
         stage = self._begins.get(name, 0)
@@ -180,12 +179,14 @@ class Run(Tracer):
             raise CannotCut(
                 f"the forward pass reached {name!r} before stage {self.stage + 1} began"
             )
-        self._board.mark(("forward", self.micro, self.stage))
-        what = f"stage {stage} to take micro-batch {self.micro}"
-        self._board.wait(("go", self.micro, stage), what, self._timeout_s)
+        self._leave()
         self.stage = stage
         self._moved.clear()
         set_current(self.device)
+
+    def _leave(self) -> None:
+        if self._on_stage_done is not None:
+            self._on_stage_done(self.stage)
 
     def here(self, tensor: torch.Tensor) -> torch.Tensor:
         """`tensor` at the current stage."""
@@ -228,17 +229,41 @@ class _Relocate(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         run = self._run
-        if run.stage == 0 or func in _ASKS or getattr(func, "__name__", "") == "__get__":
+        if func in _ASKS or getattr(func, "__name__", "") == "__get__":
             return func(*args, **kwargs)
+        if run.stage > 0:
+            args, kwargs = self._relocated(func, args, kwargs)
+        if run.gradients is not None:
+            result = run.gradients.call(func, args, kwargs, run.stage)
+            if result is not None:
+                return result
+        return func(*args, **kwargs)
+
+    def _relocated(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        run = self._run
         device = run.device
+        if not _any_elsewhere(args, device.index) and not _any_elsewhere(
+            kwargs.values(), device.index
+        ):
+            return args, kwargs
         if args and _elsewhere(args[0], device) and _writes_first(func):
             raise CannotCut(
                 f"{func.__name__} changes in place a tensor that an earlier stage made; write it "
                 f"without changing in place, or cut elsewhere (stage {run.stage} began before)"
             )
         args = tuple(_moved(value, run, device) for value in args)
-        kwargs = {key: _moved(value, run, device) for key, value in kwargs.items()}
-        return func(*args, **kwargs)
+        return args, {key: _moved(value, run, device) for key, value in kwargs.items()}
+
+
+def _any_elsewhere(values: Iterable[Any], index: int) -> bool:
+    """Whether something may have to be moved; runs for every torch function, so it is quick."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.get_device() not in (-1, index):
+                return True
+        elif isinstance(value, (list, tuple)) and _any_elsewhere(value, index):
+            return True
+    return False
 
 
 def _elsewhere(value: Any, device: torch.device) -> bool:

@@ -81,7 +81,7 @@ class Trainer:
         micro_batches: pieces that a group computes one after another: gradient accumulation on one
             device, the pipeline's pieces on several (default there: 4 for each stage, fewer where
             the pieces would be too small to compute well).
-        schedule: "1f1b" or "gpipe".
+        schedule: "zero-bubble", "1f1b" or "gpipe".
         clip_norm: the largest norm of all gradients together.
         autocast: `torch.bfloat16` for mixed precision.
         weigh: what a part of a batch counts in the mean, by default its samples. For losses that
@@ -110,7 +110,7 @@ class Trainer:
         groups: WorkerGroups,
         *,
         micro_batches: int | None = None,
-        schedule: str = "1f1b",
+        schedule: str = "zero-bubble",
         clip_norm: float | None = None,
         autocast: Autocast = None,
         weigh: Callable[[Any], Any] | None = None,
@@ -208,6 +208,7 @@ class Trainer:
             self.timeline,
             self._bucket_bytes,
             self._divide_update,
+            [self._builder.speed(replica.group) for replica in self._replicas],
         )
 
     def _attempt(self, ready: Prepared) -> Step:
@@ -461,7 +462,7 @@ class Trainer:
             modes = [m.training for m in replica.model.modules()]
             replica.model.eval()
             try:
-                return replica.evaluate(piece, Board(), self._timeout_s).item()
+                return replica.evaluate(piece).item()
             finally:
                 for module, mode in zip(replica.model.modules(), modes, strict=True):
                     module.training = mode

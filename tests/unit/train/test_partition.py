@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.train import schedules
 from shoal.train.partition import (
     CannotPartition,
     Limits,
@@ -48,6 +49,7 @@ limits = st.builds(
     micro_batches=st.integers(1, 4),
     weight_copies=st.sampled_from([1.0, 4.0]),
     link_bytes_per_s=st.sampled_from([10.0, float("inf")]),
+    schedule=st.sampled_from(sorted(schedules.SCHEDULES)),
 )
 
 
@@ -56,13 +58,14 @@ def by_trying(
 ) -> list[tuple[float, float]]:
     """The slowest stage and the whole step of every cut that fits."""
     found = []
+    kept = limit.kept(len(devices))
     for order in itertools.permutations(range(len(devices))):
         for cuts in itertools.combinations(range(1, len(units)), len(devices) - 1):
             edges = [0, *cuts, len(units)]
             stages = []
             for k, device in enumerate(order):
                 a, b = edges[k], edges[k + 1]
-                memory = stage_memory_bytes(units, a, b, len(order) - k, limit)
+                memory = stage_memory_bytes(units, a, b, kept[k], limit)
                 crossing = 2 * units[a - 1].output_bytes / limit.link_bytes_per_s if a else 0.0
                 seconds = sum(u.seconds for u in units[a:b]) / devices[device].speed + crossing
                 stages.append(Stage(a, b, device, seconds, memory))
@@ -96,7 +99,7 @@ def test_a_step_is_no_longer_than_with_the_fastest_slowest_stage(
 
 def test_many_units_and_devices_are_quick_enough_to_try() -> None:
     units = [Unit(str(i), 1.0 + i % 3, 2.0) for i in range(64)]
-    stages = partition(units, [StageDevice()] * 8)
+    stages = partition(units, [StageDevice()] * 8, Limits(micro_batches=16))
     total = sum(u.seconds for u in units)
     assert max(s.seconds for s in stages) < total / 8 * 1.2
 

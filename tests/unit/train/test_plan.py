@@ -43,7 +43,8 @@ def test_what_does_not_fit_is_cut() -> None:
 
 
 def test_both_at_once() -> None:
-    choice = chosen(units(), [StageDevice(memory_bytes=30 * MiB)] * 4)
+    devices = [StageDevice(memory_bytes=30 * MiB)] * 4
+    choice = choose(units(), devices, 32, 32, micro_batches=4, link_bytes_per_s=1e11)
     assert choice.best.name == "2 x 2"
 
 

@@ -31,12 +31,40 @@ def test_memory_of_1f1b_is_bounded_by_the_stages(stages: int, micros: int) -> No
 
 @given(counts, counts)
 def test_the_bubble_is_the_known_one(stages: int, micros: int) -> None:
-    for name in schedules.SCHEDULES:
+    for name in ("1f1b", "gpipe"):
         timing = schedules.simulate(
             schedules.make(name, stages, micros), [1.0] * stages, [2.0] * stages
         )
         assert timing.total_s == pytest.approx(3.0 * (micros + stages - 1))
         assert timing.bubble == pytest.approx((stages - 1) / (micros + stages - 1))
+
+
+@given(counts, counts)
+def test_weights_that_are_put_off_fill_the_bubble(stages: int, micros: int) -> None:
+    schedule = schedules.make("zero-bubble", stages, micros)
+    assert schedules.split(schedule[0]) == frozenset()
+    for line in schedule[1:]:
+        assert schedules.split(line) == frozenset(range(micros))
+    assert all(schedules.in_flight(line) <= min(stages, micros) for line in schedule)
+    timing = schedules.simulate(schedule, [1.0] * stages, [2.0] * stages)
+    before = schedules.simulate(
+        schedules.make("1f1b", stages, micros), [1.0] * stages, [2.0] * stages
+    )
+    assert timing.total_s <= before.total_s
+    assert timing.busy_s == before.busy_s
+    if micros >= 2 * stages:
+        assert timing.total_s == 3.0 * micros + stages - 1
+
+
+@given(counts, counts, st.sampled_from(sorted(schedules.SCHEDULES)))
+def test_one_thread_can_issue_everything(stages: int, micros: int, name: str) -> None:
+    schedule = schedules.make(name, stages, micros)
+    issued: list[list[schedules.Instruction]] = [[] for _ in schedule]
+    for issue in schedules.issue_order(schedule):
+        every = range(stages) if issue.instruction.kind == "forward" else [issue.stage]
+        for stage in every:
+            issued[stage].append(issue.instruction)
+    assert tuple(map(tuple, issued)) == schedule
 
 
 def test_a_circle_is_found() -> None:
@@ -46,9 +74,12 @@ def test_a_circle_is_found() -> None:
         schedules.check(circle, 1)
     with pytest.raises(InvalidSchedule, match="exactly once"):
         schedules.check(((forward(0),), first), 1)
+    early = ((forward(0), schedules.weight(0), backward(0)),)
+    with pytest.raises(InvalidSchedule, match="W0 before"):
+        schedules.check(early, 1)
     with pytest.raises(InvalidSchedule, match="at least one"):
         schedules.make("1f1b", 0, 1)
-    with pytest.raises(InvalidSchedule, match="1f1b, gpipe"):
+    with pytest.raises(InvalidSchedule, match="zero-bubble, 1f1b, gpipe"):
         schedules.make("2f2b", 1, 1)
 
 
