@@ -18,6 +18,7 @@ from shoal.pool import local
 
 WATCH_EVERY_S = 0.1
 STOPPED_AFTER_S = 0.5  # a worker that the system has stopped for so long counts as stalled
+SILENT_AFTER_S = 0.7  # without a heartbeat from another machine: three of them are missing
 
 
 @dataclass(frozen=True)
@@ -134,18 +135,34 @@ def is_lost(device: torch.device) -> bool:
     return False
 
 
+def heartbeat(device: torch.device) -> int | None:
+    """What the device's worker has counted up to; None if nobody can tell."""
+    lease = session.current()
+    return lease.heartbeat(device.index - 1) if lease is not None else None
+
+
 class Watch:
-    """Looks at the workers' processes and tells when one has ended or was stopped.
+    """Looks at the workers and tells when one has ended, was stopped, or is silent.
 
     A program that waits for a device learns of its loss from the device itself; this thread knows it
-    also while nobody waits, and of a stopped process before the device gives it up.
+    also while nobody waits, and of a stopped process before the device gives it up. A process on
+    another machine cannot be looked at: its silence is told (`on_silent`), for it may only be the
+    network's, and it is lost when the device itself gives it up.
     """
 
-    def __init__(self, watched: Sequence[Member], tell: Callable[[Member, str], None]) -> None:
-        self._watched = [member for member in watched if member.worker_pid]
-        self._tell = tell
+    def __init__(
+        self,
+        watched: Sequence[Member],
+        on_lost: Callable[[Member, str], None],
+        on_silent: Callable[[Member, float | None], None],
+    ) -> None:
+        self._watched = list(watched)
+        self._on_lost = on_lost
+        self._on_silent = on_silent
         self._stop = threading.Event()
         self._stopped_since: dict[int, float] = {}
+        self._beats: dict[Member, tuple[int, float]] = {}  # the last one, and when it came
+        self._silent: set[Member] = set()
         self._thread = threading.Thread(target=self._run, name="shoal-watch", daemon=True)
         self._thread.start()
 
@@ -156,10 +173,27 @@ class Watch:
     def _run(self) -> None:
         while not self._stop.wait(WATCH_EVERY_S):
             for member in list(self._watched):
-                why = self._trouble(member)
+                why = self._trouble(member) if member.worker_pid else None
                 if why is not None:
                     self._watched.remove(member)
-                    self._tell(member, why)
+                    self._on_lost(member, why)
+                elif not member.worker_pid:
+                    self._listen(member)
+
+    def _listen(self, member: Member) -> None:
+        """Tells once when a device falls silent, and once when it is heard again."""
+        beat, now = heartbeat(member.device), time.monotonic()
+        if beat is None:
+            return
+        last, since = self._beats.setdefault(member, (beat, now))
+        if beat != last:
+            self._beats[member] = beat, now
+            if member in self._silent:
+                self._silent.remove(member)
+                self._on_silent(member, None)
+        elif now - since > SILENT_AFTER_S and member not in self._silent:
+            self._silent.add(member)
+            self._on_silent(member, now - since)
 
     def _trouble(self, member: Member) -> str | None:
         state = process_state(member.worker_pid)

@@ -199,7 +199,7 @@ class Trainer:
         has_norm = any(isinstance(m, _BatchNorm) for m in self.model.modules())
         least = 2 if has_norm else 0
         self._connect(shares.Divider(len(self._replicas), self._limits, least=least))
-        self._forget = self.groups.on_trouble(self._on_trouble)
+        self._forget = self.groups.on_trouble(self._on_trouble, lambda: self.steps)
 
     def _connect(self, divider: shares.Divider) -> None:
         self._divider = divider
