@@ -46,6 +46,7 @@ def trained(
     kind: str,
     layout: dict[str, Any],
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw,
+    samples: int = SAMPLES,
     **options: Any,
 ) -> tuple[list[float], nn.Module, list[tuple[int, ...]]]:
     model = made(kind)
@@ -53,7 +54,7 @@ def trained(
         with shoal.train.Trainer(
             model, KINDS[kind][1], optimizer(model), groups, **options
         ) as trainer:
-            steps = [trainer.step(KINDS[kind][2](step, SAMPLES)) for step in range(STEPS)]
+            steps = [trainer.step(KINDS[kind][2](step, samples)) for step in range(STEPS)]
     return [s.loss for s in steps], model, [s.shares for s in steps]
 
 

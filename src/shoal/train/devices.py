@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -94,7 +95,8 @@ def record(device: torch.device) -> torch.Event:
 
 class Reading:
     """A number on its way here from the middle of a device's stream; what is issued after it does
-    not hold it up.
+    not hold it up. It is NaN if it could not be computed and another thread was told why: a failure
+    is told to whoever asks first.
 
     >>> loss = Reading(model(x).mean())
     >>> loss.value()
@@ -102,7 +104,7 @@ class Reading:
 
     def __init__(self, number: torch.Tensor) -> None:
         source = number.detach()
-        self._host = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+        self._host = torch.full(source.shape, math.nan, dtype=source.dtype, pin_memory=True)
         self._host.copy_(source, non_blocking=True)
         self._arrived = record(source.device)
 
@@ -198,14 +200,14 @@ class Watch:
     def _trouble(self, member: Member) -> str | None:
         state = process_state(member.worker_pid)
         if state in ("", "Z", "X"):
-            return f"the worker of {member} has ended"
+            return "the worker has ended"
         if state != "T":
             self._stopped_since.pop(member.worker_pid, None)
             return None
         since = self._stopped_since.setdefault(member.worker_pid, time.monotonic())
         if time.monotonic() - since < STOPPED_AFTER_S:
             return None
-        return f"the worker of {member} is stopped and does not compute"
+        return "the worker is stopped and does not compute"
 
 
 def process_state(pid: int) -> str:

@@ -32,6 +32,7 @@ class WorkerGroup:
         self.index = index
         self.members = tuple(members)
         self.lost: str | None = None  # why, once a device of it is gone
+        self.silent: set[Member] = set()  # devices elsewhere that are not heard of
         self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"shoal-group-{index}", daemon=True)
         self._thread.start()
@@ -168,22 +169,30 @@ class WorkerGroups:
         for group in self._groups:
             if member in group.members and group.lost is None:
                 group.lost = why
+                # Whoever trains may still wait for other devices: it is named before that.
+                _log.warning("shoal: %s: %s", self._name(group, member), why)
                 for listener in list(self._listeners):
                     listener(group, why)
 
     def _on_silent(self, member: Member, seconds: float | None) -> None:
         """Names a device elsewhere that has fallen silent before anybody knows whether it is lost."""
+        group = next(g for g in self._groups if member in g.members)
+        name = self._name(group, member)
+        if seconds is None:
+            group.silent.discard(member)
+            _log.warning("shoal: %s: is heard again", name)
+            return
+        group.silent.add(member)
+        _log.warning(
+            "shoal: %s: nothing heard for %.1f s; it counts as lost when its connection gives it up",
+            name, seconds,
+        )  # fmt: skip
+
+    def _name(self, group: WorkerGroup, member: Member) -> str:
+        """Group, device and step, as errors give them."""
         step = self._step()
         when = f", step {step}" if step is not None else ""
-        for group in self._groups:
-            if member in group.members and seconds is None:
-                _log.warning("shoal: group %d (%s)%s: is heard again", group.index, member, when)
-            elif member in group.members:
-                _log.warning(
-                    "shoal: group %d (%s)%s: nothing heard for %.1f s; the device counts as lost "
-                    "when its connection gives it up",
-                    group.index, member, when, seconds,
-                )  # fmt: skip
+        return f"group {group.index} ({member}){when}"
 
     def close(self) -> None:
         """Ends the groups' threads, and the pool if it was started for them."""

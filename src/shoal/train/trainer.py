@@ -40,6 +40,7 @@ from shoal.train.replicas import (
 from shoal.train.timeline import Timeline
 
 STEP_TIMEOUT_S = 600.0
+SETTLE_LOST_S = 0.2  # that survivors get to let go of a step before a loss is raised
 LOOK_EVERY_S = 0.1  # how often a wait looks whether the group is lost
 MEASURES_KEPT = 4  # steps after which a time that is still unknown is given up
 Autocast = torch.dtype | None
@@ -365,9 +366,19 @@ class Trainer:
             for replica, f in zip(self._replicas, futures, strict=True)
             if replica.group is not culprit
         ]
-        _settle(alive, self._timeout_s)
         error = culprit.error(cause, number)
-        self._clear_gradients(without=culprit if isinstance(error, GroupLostError) else None)
+        lost = isinstance(error, GroupLostError)
+        if lost and self._on_lost == "stop":
+            # Survivors may wait for the lost device for seconds. There is no next step to keep
+            # them for, so the error does not wait for them; `close()` does.
+            if wait(alive, SETTLE_LOST_S).not_done:
+                return error
+        else:
+            _settle(alive, self._timeout_s)
+        if not lost:
+            for replica in self._replicas:
+                _drain(replica)
+        self._clear_gradients(without=culprit if lost else None)
         return error
 
     def _culprit(self, index: int, cause: BaseException) -> WorkerGroup:
@@ -376,7 +387,7 @@ class Trainer:
         failed = next((g for g in groups if g.index == index), groups[0])
         if not isinstance(cause, DeviceLostError) or failed.lost is not None:
             return failed
-        gone = [g for g in groups if g.lost is not None]
+        gone = [g for g in groups if g.lost is not None] or [g for g in groups if g.silent]
         if not gone:
             gone = [g for g in groups if any(devices.is_lost(d) for d in g.devices)]
         if not gone:
@@ -570,10 +581,10 @@ def _nothing() -> None:
 
 
 def _drain(replica: Replica) -> None:
-    """Waits until a survivor has done what it was given, and lets go of what failed there: that was
-    the lost device's doing, and must not be told as the next step's."""
+    """Waits until a group has done what it was given, and lets go of what failed there: it followed
+    from what is told already, and must not be told as the next step's."""
     for member in replica.used_members:
-        with suppress(RuntimeError):
+        with suppress(Exception):
             devices.synchronize(member.device)
 
 
