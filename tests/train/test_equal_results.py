@@ -28,6 +28,11 @@ LAYOUTS: dict[str, tuple[dict[str, Any], int]] = {
     "stages x3": ({"groups": 1, "devices": 3}, 4),
     "hybrid 2x2": ({"groups": 2, "devices": 2}, 3),
     "ragged": ({"groups": [[3, 0], [1]]}, 2),
+    # Device 3 has less than half the speed of the others.
+    "unequal data x2": ({"groups": [[0], [3]]}, 1),
+    "unequal stages x2": ({"groups": [[3, 0]]}, 4),
+    "unequal stages x3": ({"groups": [[0, 3, 1]]}, 4),
+    "unequal hybrid": ({"groups": [[0, 3], [1, 2]]}, 3),
 }
 
 
@@ -136,6 +141,16 @@ def test_unequal_shares_give_the_same_result(kind: str) -> None:
     assert all(d[2] <= 1 and d[0] >= 10 for d in divisions)
     assert losses == pytest.approx(expected, abs=1e-5)
     assert largest_difference(model, reference) < 1e-5
+
+
+def test_unequal_shares_of_a_model_with_batch_normalisation() -> None:
+    """Each share is normalised by itself, and counts by its samples: the same bits as one device."""
+    limits = (None, 5, 2)
+    losses, model, divisions = trained("cnn", {"groups": 3}, balance=False, batch_limits=limits)
+    assert set(divisions) == {(9, 5, 2)}
+    expected, reference = one_device("cnn", SAMPLES, STEPS, lambda _: [[9], [5], [2]])
+    assert losses == pytest.approx(expected, abs=1e-12)
+    assert largest_difference(model, reference) == 0
 
 
 @pytest.mark.parametrize("layout", [{"groups": 2}, {"groups": 2, "devices": 2}])

@@ -13,6 +13,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
+import rich
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -122,7 +123,7 @@ class Trainer:
         batch_limits: Sequence[int | None] | None = None,
         bucket_bytes: int = BUCKET_BYTES,
         step_timeout_s: float = STEP_TIMEOUT_S,
-        tell: Callable[[Any], None] = print,
+        tell: Callable[[Any], None] = rich.print,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -402,27 +403,28 @@ class Trainer:
             try:
                 self._wait_update(replica, future)
             except DeviceLostError as error:
-                self._forgo(replica, error, number)
+                self._forgo(self._culprit(replica.group.index, error), error, number)
             except Exception as error:
                 raise replica.group.error(error, number) from error
 
     def _wait_update(self, replica: Replica, future: Future[Any]) -> None:
         until = time.monotonic() + self._timeout_s
         while not future.done():
-            if replica.group.lost is not None:  # known before the device itself gives up
-                raise DeviceLostError(replica.group.lost)
+            gone = [r.group.lost for r in self._replicas if r.group.lost is not None]
+            if gone and (replica.group.lost is not None or self._on_lost == "stop"):
+                raise DeviceLostError(gone[0])  # known before the device itself gives up
             if time.monotonic() > until:
                 raise TrainError(f"waited {self._timeout_s:g} s for the update of {replica.group}")
             wait([future], LOOK_EVERY_S)
         future.result()
 
-    def _forgo(self, replica: Replica, error: DeviceLostError, number: int) -> None:
-        lost = replica.group.error(error, number)
+    def _forgo(self, group: WorkerGroup, error: DeviceLostError, number: int) -> None:
+        lost = group.error(error, number)
         assert isinstance(lost, GroupLostError)
         self.lost.append(lost)
         if self._on_lost != "continue" or len(self._replicas) == 1:
             raise lost from error
-        self._drop(replica.group.index)
+        self._drop(group.index)
 
     def drop(self, index: int) -> bool:
         """Gives a group up. The model and optimizer then hold what the others hold; False if there

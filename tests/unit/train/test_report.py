@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.train.report import last_steps, usage, write_html
+from shoal.train.report import last_steps, ticks, usage, write_html
 from shoal.train.timeline import Span, Timeline
 
 SPANS = [
@@ -57,6 +57,27 @@ def test_the_page_stands_alone(tmp_path: Path, losses: list[float]) -> None:
     assert "cpu/1 &lt;b&gt;" in text
     assert checker.tags.count("rect") == 3 + len(SPANS)
     assert len(text) < 200_000
+
+
+def test_what_the_page_shows_is_labelled(tmp_path: Path) -> None:
+    spans = [*SPANS, Span("waiting for data", "loading", 0.0, 0.1, 0)]
+    write_html(tmp_path / "r.html", [2.0, 1.0], [(1, 0.7)], spans)
+    text = (tmp_path / "r.html").read_text()
+    for part in (">loss<", ">step<", ">time, ms<", ">1000<", "bubbles", "exchange", "validation"):
+        assert part in text, part
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0, 126, [0, 20, 40, 60, 80, 100, 120]),
+        (0.011, 0.69, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]),
+        (2, 2, [2]),
+        (-1, 1, [-1, -0.5, 0, 0.5, 1]),
+    ],
+)
+def test_ticks_are_round(low: float, high: float, expected: list[float]) -> None:
+    assert ticks(low, high) == pytest.approx(expected)
 
 
 def test_the_trace_is_what_chrome_reads(tmp_path: Path) -> None:
