@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import mmap
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +19,6 @@ SIDE, BATCH, CLASSES = 128, 32, 10
 PICTURE_BYTES = 3 * SIDE * SIDE
 SHARDS = 16
 ROW_GROUP = 64  # pictures of a row group: 3 MiB, as writers of such tables choose
-UNMAP_EVERY = 64  # samples after which a mapped reader lets go of the pages it has seen
 FORMATS = ("npy", "safetensors", "parquet", "tar", "folder")
 
 
@@ -121,40 +119,24 @@ def ours(folder: Path, kind: str) -> Any:
 
 
 class Mapped(Dataset[Any]):
-    """What people write by hand for a large array.
+    """What people write by hand for a large array. Opened anew in each process that reads.
 
-    It lets go of pages that it has seen, so that they can be taken away, as they would be from a
-    program that has reached its share of memory.
+    Pages that a process has mapped cannot be taken away from it here: it keeps them, beyond the share.
     """
 
-    def __init__(self, pictures: Any, classes: Any) -> None:
-        self._pictures, self._classes, self._seen = pictures, classes, 0
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pictures = np.load(folder / "x.npy", mmap_mode="r")
+        self._classes = np.load(folder / "y.npy")
 
     def __len__(self) -> int:
         return len(self._pictures)
 
     def __getitem__(self, i: int) -> Any:
-        self._seen += 1
-        if self._seen % UNMAP_EVERY == 0:
-            self._pictures._mmap.madvise(mmap.MADV_DONTNEED)
         return torch.from_numpy(self._pictures[i].copy()), int(self._classes[i])
 
-
-class NpyFiles(Mapped):
-    """Opened anew in each process that reads."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        super().__init__(*self._open())
-
-    def _open(self) -> tuple[Any, Any]:
-        return np.load(self._folder / "x.npy", mmap_mode="r"), np.load(self._folder / "y.npy")
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_folder": self._folder}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["_folder"])  # type: ignore[misc]
+    def __reduce__(self) -> Any:
+        return Mapped, (self._folder,)
 
 
 class Safetensors(Dataset[Any]):
@@ -260,7 +242,7 @@ def torchs(folder: Path, kind: str, workers: int) -> Iterator[Any]:
             yield from group
         return
     datasets: dict[str, Callable[[], Dataset[Any]]] = {
-        "npy": lambda: NpyFiles(folder),
+        "npy": lambda: Mapped(folder),
         "safetensors": lambda: Safetensors(folder, _count(folder)),
         "tar": lambda: TarSamples(folder),
         "folder": lambda: Folder(folder),

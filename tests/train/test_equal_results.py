@@ -244,6 +244,22 @@ def test_the_optimizer_goes_on_where_it_was() -> None:
             torch.testing.assert_close(ours.state[p][key], theirs.state[q][key])
 
 
+@pytest.mark.parametrize("layout", [{"groups": 2}, {"groups": 1, "devices": 2}])
+def test_dropout_repeats_with_the_seed(layout: dict[str, Any]) -> None:
+    def losses(seed: int) -> list[float]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 32), nn.Dropout(0.5), nn.Linear(32, 2))
+        torch.manual_seed(seed)
+        x, y = torch.ones(8, 3), torch.ones(8, dtype=torch.long)
+        with shoal.train.worker_groups(**layout) as groups:
+            with shoal.train.Trainer(
+                model, nn.functional.cross_entropy, sgd(model), groups, balance=False
+            ) as trainer:
+                return [trainer.step((x, y)).loss for _ in range(3)]
+
+    assert losses(1) == losses(1) != losses(2)
+
+
 def test_mixed_precision() -> None:
     losses, _, _ = trained("gpt", {"groups": 2, "devices": 2}, sgd, autocast=torch.bfloat16)
     expected, _ = one_device("gpt", SAMPLES, STEPS, optimizer=sgd)

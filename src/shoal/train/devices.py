@@ -198,16 +198,20 @@ class Watch:
             self._on_silent(member, now - since)
 
     def _trouble(self, member: Member) -> str | None:
-        state = process_state(member.worker_pid)
-        if state in ("", "Z", "X"):
+        if has_ended(member):
             return "the worker has ended"
-        if state != "T":
+        if process_state(member.worker_pid) != "T":
             self._stopped_since.pop(member.worker_pid, None)
             return None
         since = self._stopped_since.setdefault(member.worker_pid, time.monotonic())
         if time.monotonic() - since < STOPPED_AFTER_S:
             return None
         return "the worker is stopped and does not compute"
+
+
+def has_ended(member: Member) -> bool:
+    """Whether the worker's process is no more; of one on another machine we cannot tell."""
+    return bool(member.worker_pid) and process_state(member.worker_pid) in ("", "Z", "X")
 
 
 def process_state(pid: int) -> str:

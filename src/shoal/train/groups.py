@@ -46,6 +46,10 @@ class WorkerGroup:
     def devices(self) -> list[Any]:
         return [member.device for member in self.members]
 
+    def has_ended(self) -> bool:
+        """Whether a worker of it, on this machine, is no more."""
+        return any(train_devices.has_ended(member) for member in self.members)
+
     def call(self, work: Callable[[WorkerGroup], T]) -> Future[T]:
         """Runs `work(group)` in the group's thread, with its first device as the current one."""
         future: Future[T] = Future()
@@ -166,13 +170,13 @@ class WorkerGroups:
         return forget
 
     def _on_trouble(self, member: Member, why: str) -> None:
-        for group in self._groups:
-            if member in group.members and group.lost is None:
-                group.lost = why
-                # Whoever trains may still wait for other devices: it is named before that.
-                _log.warning("shoal: %s: %s", self._name(group, member), why)
-                for listener in list(self._listeners):
-                    listener(group, why)
+        group = next(g for g in self._groups if member in g.members)
+        # Whoever trains may still wait for other devices: it is named before that.
+        _log.warning("shoal: %s: %s", self._name(group, member), why)
+        if group.lost is None:
+            group.lost = why
+            for listener in list(self._listeners):
+                listener(group, why)
 
     def _on_silent(self, member: Member, seconds: float | None) -> None:
         """Names a device elsewhere that has fallen silent before anybody knows whether it is lost."""

@@ -42,6 +42,8 @@ from shoal.train.timeline import Timeline
 
 STEP_TIMEOUT_S = 600.0
 SETTLE_LOST_S = 0.2  # that survivors get to let go of a step before a loss is raised
+LOST_KNOWN_S = 0.3  # in which a process that has closed its connection is seen to have ended
+LOOK_CLOSELY_S = 0.02
 LOOK_EVERY_S = 0.1  # how often a wait looks whether the group is lost
 MEASURES_KEPT = 4  # steps after which a time that is still unknown is given up
 Autocast = torch.dtype | None
@@ -388,8 +390,12 @@ class Trainer:
         failed = next((g for g in groups if g.index == index), groups[0])
         if not isinstance(cause, DeviceLostError) or failed.lost is not None:
             return failed
-        gone = [g for g in groups if g.lost is not None] or [g for g in groups if g.silent]
-        if not gone:
+        gone: list[WorkerGroup] = []
+        until = time.monotonic() + LOST_KNOWN_S
+        while not gone and time.monotonic() < until:  # a process takes a moment to be gone
+            gone = [g for g in groups if g.lost is not None or g.silent or g.has_ended()]
+            time.sleep(0 if gone else LOOK_CLOSELY_S)
+        if not gone:  # asking a device that waits for the lost one takes seconds
             gone = [g for g in groups if any(devices.is_lost(d) for d in g.devices)]
         if not gone:
             return failed
