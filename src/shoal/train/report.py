@@ -58,9 +58,20 @@ def _covered(spans: Sequence[Span]) -> float:
 
 
 def last_steps(spans: Sequence[Span], count: int = SHOWN_STEPS) -> list[Span]:
-    """The spans of the last whole steps; the very last one may still be incomplete."""
-    steps = sorted({s.step for s in spans})
-    shown = set(steps[-count - 1 : -1] or steps)
+    """The spans of the last whole steps in a row; the very last one may still be incomplete. A pipeline
+    is timed in detail now and then: those steps are shown, for they show its bubbles."""
+    detailed = {s.step for s in spans if s.kind == "forward"}
+    runs: list[list[int]] = []
+    for step in sorted(detailed or {s.step for s in spans}):
+        if runs and runs[-1][-1] == step - 1:
+            runs[-1].append(step)
+        else:
+            runs.append([step])
+    if not runs:
+        return []
+    long = [run for run in runs if len(run) > count]
+    run = long[-1] if long else max(runs, key=len)
+    shown = set(run[-count - 1 : -1] or run)
     return [s for s in spans if s.step in shown]
 
 
@@ -91,7 +102,7 @@ td:first-child, th:first-child {{ text-align: left; }}
 <h1>{html.escape(title)}</h1>
 <p>{_summary(losses, validation)}</p>
 <h2>Loss</h2>{_loss_plot(losses, validation)}
-<h2>Timeline of the last steps</h2><p>{legend}</p>{_timeline_plot(shown)}
+<h2>{_timeline_title(shown)}</h2><p>{legend}</p>{_timeline_plot(shown)}
 <h2>Use of the time</h2>
 <p>Parts of the time that the timeline shows, for each device and activity.</p>
 {_table(usage(shown))}
@@ -177,6 +188,12 @@ def _titles(across: str, up: str, height: float) -> str:
 def _dot(x: float, y: float, value: float) -> str:
     title = f"<title>validation {value:.4g}</title>"
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="#d55e00">{title}</circle>'
+
+
+def _timeline_title(spans: Sequence[Span]) -> str:
+    if not spans:
+        return "Timeline"
+    return f"Timeline of steps {min(s.step for s in spans)} to {max(s.step for s in spans)}"
 
 
 def _timeline_plot(spans: Sequence[Span]) -> str:

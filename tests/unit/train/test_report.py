@@ -32,6 +32,17 @@ def test_the_last_whole_steps_are_shown() -> None:
     spans = [Span("a", "compute", float(i), i + 0.5, i) for i in range(10)]
     assert {s.step for s in last_steps(spans, 3)} == {6, 7, 8}
     assert len(last_steps(spans[:1])) == 1
+    assert last_steps([]) == []
+
+
+def test_steps_of_a_pipeline_that_were_timed_in_detail_are_shown() -> None:
+    detailed = [*range(8), *range(64, 66)]  # the last ones are too few to show
+    spans = [
+        Span("a", "forward" if i in detailed else "compute", float(i), i + 0.5, i)
+        for i in range(66)
+    ]
+    assert [s.step for s in last_steps(spans, 4)] == [3, 4, 5, 6]
+    assert {s.step for s in last_steps(spans[:3], 4)} == {0, 1}
 
 
 class _Checker(HTMLParser):
