@@ -60,18 +60,16 @@ def _covered(spans: Sequence[Span]) -> float:
 def last_steps(spans: Sequence[Span], count: int = SHOWN_STEPS) -> list[Span]:
     """The spans of the last whole steps in a row; the very last one may still be incomplete. A pipeline
     is timed in detail now and then: those steps are shown, for they show its bubbles."""
-    detailed = {s.step for s in spans if s.kind == "forward"}
+    steps = {s.step for s in spans}
+    detailed = {s.step for s in spans if s.kind == "forward"} or steps
     runs: list[list[int]] = []
-    for step in sorted(detailed or {s.step for s in spans}):
+    for step in sorted(detailed - {max(steps, default=0)} or detailed):
         if runs and runs[-1][-1] == step - 1:
             runs[-1].append(step)
         else:
             runs.append([step])
-    if not runs:
-        return []
-    long = [run for run in runs if len(run) > count]
-    run = long[-1] if long else max(runs, key=len)
-    shown = set(run[-count - 1 : -1] or run)
+    enough = min(count, max(map(len, runs), default=0))
+    shown = next((run[-count:] for run in reversed(runs) if len(run) >= enough), [])
     return [s for s in spans if s.step in shown]
 
 

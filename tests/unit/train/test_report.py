@@ -41,8 +41,12 @@ def test_steps_of_a_pipeline_that_were_timed_in_detail_are_shown() -> None:
         Span("a", "forward" if i in detailed else "compute", float(i), i + 0.5, i)
         for i in range(66)
     ]
-    assert [s.step for s in last_steps(spans, 4)] == [3, 4, 5, 6]
-    assert {s.step for s in last_steps(spans[:3], 4)} == {0, 1}
+    assert [s.step for s in last_steps(spans, 4)] == [4, 5, 6, 7]
+    assert [s.step for s in last_steps(spans[:3], 4)] == [0, 1]
+    by_twos = [Span("a", "forward", float(i), i + 0.5, i) for i in (0, 1, 50, 51, 100, 101)]
+    assert [s.step for s in last_steps(by_twos, 4)] == [50, 51]
+    last = Span("a", "compute", 120.0, 120.5, 120)
+    assert [s.step for s in last_steps([*by_twos, last], 4)] == [100, 101]
 
 
 class _Checker(HTMLParser):
