@@ -271,6 +271,32 @@ def test_a_peer_that_is_lost_is_named(pool: StandingPool) -> None:
     pool.until_whole(2)
 
 
+@pytest.mark.parametrize("transport", ["auto", "network"])
+def test_a_heart_beats_until_the_worker_is_stopped(pool: StandingPool, transport: str) -> None:
+    """Also during a call that nobody waits for; nobody is asked."""
+    url = pool.network_url if transport == "network" else pool.url
+    with shoal.connect(url, devices=2, memory="64MiB", transport=transport) as lease:  # type: ignore[arg-type]
+        before = [lease.heartbeat(0), lease.heartbeat(1)]
+        for device in (0, 1):
+            wait_until(
+                lambda d=device: lease.heartbeat(d) != before[d],  # type: ignore[misc]
+                5,
+                "its heart beats",
+            )
+        os.kill(lease.worker_pids[1], signal.SIGSTOP)
+        try:
+            first = lease.heartbeat(0)
+            wait_until(lambda: lease.heartbeat(0) != first, 5, "the other's heart beats")
+            still = lease.heartbeat(1)
+            first = lease.heartbeat(0)
+            wait_until(lambda: (lease.heartbeat(0) or 0) > (first or 0) + 2, 5, "it goes on")
+            assert lease.heartbeat(1) == still
+        finally:
+            os.kill(lease.worker_pids[1], signal.SIGKILL)
+    assert lease.heartbeat(0) is None
+    pool.until_whole(2)
+
+
 def test_a_revoked_client_is_out(pool: StandingPool) -> None:
     eve = pool.join("eve")
     program, worker = holder(pool, eve)

@@ -28,6 +28,11 @@ LAYOUTS: dict[str, tuple[dict[str, Any], int]] = {
     "stages x3": ({"groups": 1, "devices": 3}, 4),
     "hybrid 2x2": ({"groups": 2, "devices": 2}, 3),
     "ragged": ({"groups": [[3, 0], [1]]}, 2),
+    # Device 3 has less than half the speed of the others.
+    "unequal data x2": ({"groups": [[0], [3]]}, 1),
+    "unequal stages x2": ({"groups": [[3, 0]]}, 4),
+    "unequal stages x3": ({"groups": [[0, 3, 1]]}, 4),
+    "unequal hybrid": ({"groups": [[0, 3], [1, 2]]}, 3),
 }
 
 
@@ -46,6 +51,7 @@ def trained(
     kind: str,
     layout: dict[str, Any],
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw,
+    samples: int = SAMPLES,
     **options: Any,
 ) -> tuple[list[float], nn.Module, list[tuple[int, ...]]]:
     model = made(kind)
@@ -53,7 +59,7 @@ def trained(
         with shoal.train.Trainer(
             model, KINDS[kind][1], optimizer(model), groups, **options
         ) as trainer:
-            steps = [trainer.step(KINDS[kind][2](step, SAMPLES)) for step in range(STEPS)]
+            steps = [trainer.step(KINDS[kind][2](step, samples)) for step in range(STEPS)]
     return [s.loss for s in steps], model, [s.shares for s in steps]
 
 
@@ -148,6 +154,16 @@ def test_unequal_shares_give_the_same_result(kind: str) -> None:
     assert largest_difference(model, reference) < 1e-5
 
 
+def test_unequal_shares_of_a_model_with_batch_normalisation() -> None:
+    """Each share is normalised by itself, and counts by its samples: the same bits as one device."""
+    limits = (None, 5, 2)
+    losses, model, divisions = trained("cnn", {"groups": 3}, balance=False, batch_limits=limits)
+    assert set(divisions) == {(9, 5, 2)}
+    expected, reference = one_device("cnn", SAMPLES, STEPS, lambda _: [[9], [5], [2]])
+    assert losses == pytest.approx(expected, abs=1e-12)
+    assert largest_difference(model, reference) == 0
+
+
 @pytest.mark.parametrize("layout", [{"groups": 2}, {"groups": 2, "devices": 2}])
 def test_batch_normalisation_keeps_the_first_groups_statistics(layout: dict[str, Any]) -> None:
     _, model, _ = trained("cnn", layout, micro_batches=2, balance=False, schedule="1f1b")
@@ -237,6 +253,22 @@ def test_the_optimizer_goes_on_where_it_was() -> None:
         for key in ("step", "exp_avg", "exp_avg_sq"):
             assert ours.state[p][key].device.type == "cpu"
             torch.testing.assert_close(ours.state[p][key], theirs.state[q][key])
+
+
+@pytest.mark.parametrize("layout", [{"groups": 2}, {"groups": 1, "devices": 2}])
+def test_dropout_repeats_with_the_seed(layout: dict[str, Any]) -> None:
+    def losses(seed: int) -> list[float]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 32), nn.Dropout(0.5), nn.Linear(32, 2))
+        torch.manual_seed(seed)
+        x, y = torch.ones(8, 3), torch.ones(8, dtype=torch.long)
+        with shoal.train.worker_groups(**layout) as groups:
+            with shoal.train.Trainer(
+                model, nn.functional.cross_entropy, sgd(model), groups, balance=False
+            ) as trainer:
+                return [trainer.step((x, y)).loss for _ in range(3)]
+
+    assert losses(1) == losses(1) != losses(2)
 
 
 def test_mixed_precision() -> None:

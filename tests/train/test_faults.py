@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -15,11 +17,28 @@ from torch import nn
 
 import shoal
 import shoal.train
+from shoal.train import devices
 from tests.train import models
 from tests.train.models import KINDS, largest_difference, made, one_device
-from tests.train.test_equal_results import sgd
+from tests.train.test_equal_results import sgd, trained
 
 SAMPLES = 12
+LAYOUTS = [{"groups": 1}, {"groups": 2}, {"groups": 1, "devices": 2}]
+IMAGES, CLASSES = torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.long)
+#: What is wrong -> the batch, and what the error says.
+MALFORMED: dict[str, tuple[Any, str]] = {
+    "numbers of samples": ((IMAGES, torch.zeros(5, dtype=torch.long)), "different numbers"),
+    "ragged": (([IMAGES[0], torch.zeros(3, 8, 9)], CLASSES[:2]), "different numbers"),
+    "empty": ((IMAGES[:0], CLASSES[:0]), "no samples"),
+    "no target": ((IMAGES,), r"\(inputs, target\)"),
+    "text": ("text", "first dimension counts samples; this one is str"),
+    "nothing": (None, "this one is NoneType"),
+    "type of the input": ((IMAGES.long(), CLASSES), "step 1.*Input type"),
+    "type of the target": ((IMAGES, CLASSES.float()), "step 1.*target dtype"),
+    "target out of range": ((IMAGES, CLASSES + 77), "step 1.*Target 77"),
+    "channels": ((IMAGES[:, :2], CLASSES), "step 1.*3 channels"),
+    "key": ({"y": IMAGES}, "step 1.*'y'"),
+}
 NAMED_WITHIN_S = 5.0  # the promise is 1 s; a busy machine must not fail the test
 
 
@@ -66,8 +85,14 @@ def train_until(trainer: shoal.train.Trainer, deadline: float) -> None:
     [({"groups": 2}, 1, 1), ({"groups": 2}, 0, 0), ({"groups": [[0], [1, 2]]}, 2, 1)],
 )
 def test_a_lost_worker_is_named(
-    mortal: shoal.Lease, layout: dict[str, Any], victim: int, group: int, which: signal.Signals
+    mortal: shoal.Lease,
+    layout: dict[str, Any],
+    victim: int,
+    group: int,
+    which: signal.Signals,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """By the error; and in the log, whatever else may still wait for it."""
     model = made("gpt")
     with shoal.train.worker_groups(**layout) as groups:
         with shoal.train.Trainer(model, models.token_loss, sgd(model), groups) as trainer:
@@ -80,6 +105,9 @@ def test_a_lost_worker_is_named(
     assert raised.value.step is not None
     assert raised.value.step >= 2
     assert f"cpu/{victim}" in str(raised.value)
+    if which == signal.SIGSTOP:  # of one that was killed the error may come first
+        told = "\n".join(r.getMessage() for r in caplog.records if r.name == "shoal.train")
+        assert re.search(rf"group {group} \(cpu/{victim} .*, step \d+: the worker is stopped", told)
 
 
 @pytest.mark.parametrize(
@@ -129,29 +157,62 @@ class TestWithoutLoss:
                 assert all(step.skipped for step in train(trainer, 2))
         assert largest_difference(model, twin) == 0
 
-    @pytest.mark.parametrize(
-        ("batch", "text"),
-        [
-            ((torch.zeros(4, 3, 8, 8), torch.zeros(5, dtype=torch.long)), "different numbers"),
-            ((torch.zeros(0, 3, 8, 8), torch.zeros(0, dtype=torch.long)), "no samples"),
-            ((torch.zeros(4, 3, 8, 8),), r"\(inputs, target\)"),
-            ("text", "first dimension counts samples; this one is str"),
-            ((torch.zeros(4, 3, 8, 8), torch.full((4,), 77)), "group 0.*step 0"),
-            (
-                (torch.zeros(4, 2, 8, 8), torch.zeros(4, dtype=torch.long)),
-                "group 0.*step 0.*3 chan",
-            ),
-        ],
-    )
+    @pytest.mark.parametrize("layout", LAYOUTS)
     def test_a_malformed_batch_is_refused_and_the_next_one_trains(
-        self, batch: Any, text: str
+        self, layout: dict[str, int]
     ) -> None:
-        model = made("cnn")
-        with shoal.train.worker_groups(1) as groups:
-            with shoal.train.Trainer(model, KINDS["cnn"][1], sgd(model), groups) as trainer:
-                with pytest.raises((shoal.train.TrainError, IndexError), match=text):
+        """A trainer that has refused all of them computes what one that saw none does."""
+        model, twin = made("cnn"), made("cnn")
+        with shoal.train.worker_groups(**layout) as groups:
+            with shoal.train.Trainer(
+                model, KINDS["cnn"][1], sgd(model), groups, balance=False
+            ) as trainer:
+                losses = [trainer.step(models.pictures(0, 8)).loss]
+                for name, (batch, text) in MALFORMED.items():
+                    with pytest.raises(shoal.train.TrainError, match=text) as raised:
+                        trainer.step(batch)
+                    if isinstance(raised.value, shoal.train.GroupError):
+                        assert raised.value.step == 1, name
+                losses.append(trainer.step(models.pictures(1, 8)).loss)
+        with shoal.train.worker_groups(**layout) as groups:
+            with shoal.train.Trainer(
+                twin, KINDS["cnn"][1], sgd(twin), groups, balance=False
+            ) as trainer:
+                expected = [trainer.step(models.pictures(i, 8)).loss for i in range(2)]
+        assert losses == expected
+        assert largest_difference(model, twin) == 0
+
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    @pytest.mark.parametrize(
+        ("key", "text"), [("labels", "the loss is one number"), ("input_ids", "step 1.*input_ids")]
+    )
+    def test_a_missing_key_is_named(self, layout: dict[str, int], key: str, text: str) -> None:
+        model = made("bert")
+        batch = {k: v for k, v in models.sentences(0, 8).items() if k != key}
+        with shoal.train.worker_groups(**layout) as groups:
+            with shoal.train.Trainer(model, None, sgd(model), groups) as trainer:
+                trainer.step(models.sentences(1, 8))
+                with pytest.raises(shoal.train.GroupError, match=text):
                     trainer.step(batch)
-                assert trainer.step(models.pictures(0, 6)).loss > 0
+                assert trainer.step(models.sentences(0, 8)).loss > 0
+
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_fewer_samples_than_groups_or_micro_batches(self, layout: dict[str, int]) -> None:
+        """The last batch of an epoch may be a single sample: some groups then get none."""
+        losses, model, _ = trained("gpt", layout, sgd, samples=1)
+        expected, reference = one_device("gpt", 1, 4, optimizer=sgd)
+        assert losses == pytest.approx(expected, abs=1e-5)
+        assert largest_difference(model, reference) < 1e-5
+
+    def test_a_loss_that_was_never_computed_is_no_number(self) -> None:
+        """A failure is told once: a thread that asks later must not read whatever lies there."""
+        device = torch.device("shoal", 1)
+        with shoal.train.worker_groups(1):
+            wrong = torch.ones(3, device=device)[torch.tensor([9], device=device)].sum()
+            reading = devices.Reading(wrong)
+            with pytest.raises(IndexError):
+                devices.synchronize(device)
+            assert math.isnan(reading.value())
 
     @pytest.mark.parametrize("devices", [1, 2])
     def test_an_error_in_the_model_names_group_device_and_step(self, devices: int) -> None:

@@ -85,6 +85,20 @@ def test_fit_learns_what_one_device_learns(
     assert len(tables) == (layout["groups"] == "auto")
 
 
+def test_the_choice_of_groups_is_shown_as_a_table(
+    data: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without being asked to: options, what they would take, and why."""
+    model = made()
+    history = shoal.train.fit(
+        model, F.cross_entropy, sgd(model), data, groups="auto", devices=2, batch_size=16
+    )
+    told, progress = capsys.readouterr()
+    for part in ("groups x stages", "2 x 1", "1 x 2", "1 x 1", "▶", "compute", "ms"):
+        assert part in told, told
+    assert f"{history.steps} steps in" in progress
+
+
 class Stop(Exception):
     pass
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import logging
+import mmap
 import os
 import socket
+import struct
 import sys
 import threading
 from contextlib import suppress
@@ -30,6 +32,7 @@ _lease: Lease | None = None
 _embedded: local.Pool | None = None
 _forked = False  # this process is a fork of one that held a lease
 HELLO_TIMEOUT_S = 30.0
+_HEARTBEAT, _HEARTBEAT_AT = struct.Struct("=Q"), 64  # in csrc/transport/progress.h
 Transport = Literal["auto", "network"]
 
 
@@ -55,7 +58,8 @@ class Lease:
         self.end_reason: str | None = None  # why the pool took devices back, if it did
         self._head = head
         self._sockets = sockets
-        self._counting = threading.Lock()  # held while the keeper reads the core's counters
+        self._counting = threading.Lock()  # held while counters of the devices are read
+        self._progress = [one.progress for one in opened]
         self._closing = False
         self._keeper: Keeper | None = None
         if granted.secret:  # a standing pool: the lease outlives this connection, and even the head
@@ -70,6 +74,15 @@ class Lease:
     def active(self) -> bool:
         return _lease is self
 
+    def heartbeat(self, device: int) -> int | None:
+        """A number that the worker of a device (0 is the first) counts up five times a second, also
+        during a long call; None once the lease is closed. Nobody is asked: it is read from memory."""
+        with self._counting:
+            progress = self._progress[device]
+            if self._closing or progress is None:
+                return None
+            return int(_HEARTBEAT.unpack_from(progress, _HEARTBEAT_AT)[0])
+
     def close(self) -> None:
         """Gives the devices back. Tensors on them are gone."""
         global _lease
@@ -79,6 +92,7 @@ class Lease:
             _lease = None
             with self._counting:
                 self._closing = True
+                self._forget_progress()
             _core.detach()
             self._let_go()
 
@@ -93,8 +107,14 @@ class Lease:
                 copy.shutdown(socket.SHUT_RDWR)
             copy.close()
 
+    def _forget_progress(self) -> None:
+        for progress in self._progress:
+            if progress is not None:
+                progress.close()
+
     def _abandon(self) -> None:
         """In a forked child: the parent's lease goes on."""
+        self._forget_progress()
         if self._keeper is None:
             os.close(self._head.socket.detach())
         else:
@@ -214,6 +234,7 @@ class _Opened:
     fds: list[int]  # requests, replies, progress, places and, where it can be mapped, arena
     elsewhere: network.Attached | None = None  # on another machine: nothing is mapped
     link: _core.Link | None = None
+    progress: mmap.mmap | None = None  # the page in which the worker says how far it is
 
 
 def _open(
@@ -248,6 +269,7 @@ def _open(
         one.connection.settimeout(None)
         if granted.secret:
             copies.append(one.connection.dup())
+        one.progress = mmap.mmap(one.fds[2], mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ)
         members.append(
             _core.Member(
                 socket=one.connection.detach(),

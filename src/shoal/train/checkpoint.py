@@ -1,8 +1,8 @@
 """Checkpoints: safetensors and JSON in a folder that appears whole or not at all.
 
 A checkpoint is written into a hidden folder, every file and the folder itself are flushed to the
-disk, and then it gets its name. `state.json` holds the size and checksum of each file: a checkpoint
-whose files do not match is not taken.
+disk, and then it gets its name. `state.json` holds the size and checksum of each file, and of
+itself: a checkpoint whose files do not match is not taken.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 from shoal.train.errors import CheckpointError
 from shoal.train.threads import DaemonPool
 
-FORMAT = 1
+FORMAT = 2
 STATE = "state.json"
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 _NAME = re.compile(r"step-(\d{9})")
@@ -124,7 +124,7 @@ def write(folder: Path, saved: Snapshot) -> Path:
             "settings": saved.settings,
             "extra": saved.extra,
         }
-        (hidden / STATE).write_text(json.dumps(state))
+        (hidden / STATE).write_text(json.dumps({**state, "checksum": _checksum(state)}))
         for name in (MODEL, OPTIMIZER, STATE):
             _flush(hidden / name)
         _flush(hidden)
@@ -146,6 +146,8 @@ def read(path: Path) -> Snapshot:
         state = json.loads((path / STATE).read_text())
         if state["format"] != FORMAT:
             raise CheckpointError(f"{path} has the format {state['format']}, this is {FORMAT}")
+        if state.pop("checksum") != _checksum(state):
+            raise CheckpointError(f"{path / STATE} is damaged")
         for name in (MODEL, OPTIMIZER):
             if _measure(path / name) != state["files"][name]:
                 raise CheckpointError(f"{path / name} is damaged")
@@ -174,6 +176,11 @@ def latest(folder: str | Path) -> Snapshot | None:
         except CheckpointError:
             continue
     return None
+
+
+def _checksum(state: dict[str, Any]) -> int:
+    """Of what the JSON says, not of its bytes: the file holds its own checksum."""
+    return zlib.crc32(json.dumps(state, sort_keys=True).encode())
 
 
 def _measure(path: Path) -> list[int]:

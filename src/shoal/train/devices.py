@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -18,6 +19,7 @@ from shoal.pool import local
 
 WATCH_EVERY_S = 0.1
 STOPPED_AFTER_S = 0.5  # a worker that the system has stopped for so long counts as stalled
+SILENT_AFTER_S = 0.7  # without a heartbeat from another machine: three of them are missing
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,8 @@ def record(device: torch.device) -> torch.Event:
 
 class Reading:
     """A number on its way here from the middle of a device's stream; what is issued after it does
-    not hold it up.
+    not hold it up. It is NaN if it could not be computed and another thread was told why: a failure
+    is told to whoever asks first.
 
     >>> loss = Reading(model(x).mean())
     >>> loss.value()
@@ -101,7 +104,7 @@ class Reading:
 
     def __init__(self, number: torch.Tensor) -> None:
         source = number.detach()
-        self._host = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+        self._host = torch.full(source.shape, math.nan, dtype=source.dtype, pin_memory=True)
         self._host.copy_(source, non_blocking=True)
         self._arrived = record(source.device)
 
@@ -134,18 +137,34 @@ def is_lost(device: torch.device) -> bool:
     return False
 
 
+def heartbeat(device: torch.device) -> int | None:
+    """What the device's worker has counted up to; None if nobody can tell."""
+    lease = session.current()
+    return lease.heartbeat(device.index - 1) if lease is not None else None
+
+
 class Watch:
-    """Looks at the workers' processes and tells when one has ended or was stopped.
+    """Looks at the workers and tells when one has ended, was stopped, or is silent.
 
     A program that waits for a device learns of its loss from the device itself; this thread knows it
-    also while nobody waits, and of a stopped process before the device gives it up.
+    also while nobody waits, and of a stopped process before the device gives it up. A process on
+    another machine cannot be looked at: its silence is told (`on_silent`), for it may only be the
+    network's, and it is lost when the device itself gives it up.
     """
 
-    def __init__(self, watched: Sequence[Member], tell: Callable[[Member, str], None]) -> None:
-        self._watched = [member for member in watched if member.worker_pid]
-        self._tell = tell
+    def __init__(
+        self,
+        watched: Sequence[Member],
+        on_lost: Callable[[Member, str], None],
+        on_silent: Callable[[Member, float | None], None],
+    ) -> None:
+        self._watched = list(watched)
+        self._on_lost = on_lost
+        self._on_silent = on_silent
         self._stop = threading.Event()
         self._stopped_since: dict[int, float] = {}
+        self._beats: dict[Member, tuple[int, float]] = {}  # the last one, and when it came
+        self._silent: set[Member] = set()
         self._thread = threading.Thread(target=self._run, name="shoal-watch", daemon=True)
         self._thread.start()
 
@@ -156,22 +175,43 @@ class Watch:
     def _run(self) -> None:
         while not self._stop.wait(WATCH_EVERY_S):
             for member in list(self._watched):
-                why = self._trouble(member)
+                why = self._trouble(member) if member.worker_pid else None
                 if why is not None:
                     self._watched.remove(member)
-                    self._tell(member, why)
+                    self._on_lost(member, why)
+                elif not member.worker_pid:
+                    self._listen(member)
+
+    def _listen(self, member: Member) -> None:
+        """Tells once when a device falls silent, and once when it is heard again."""
+        beat, now = heartbeat(member.device), time.monotonic()
+        if beat is None:
+            return
+        last, since = self._beats.setdefault(member, (beat, now))
+        if beat != last:
+            self._beats[member] = beat, now
+            if member in self._silent:
+                self._silent.remove(member)
+                self._on_silent(member, None)
+        elif now - since > SILENT_AFTER_S and member not in self._silent:
+            self._silent.add(member)
+            self._on_silent(member, now - since)
 
     def _trouble(self, member: Member) -> str | None:
-        state = process_state(member.worker_pid)
-        if state in ("", "Z", "X"):
-            return f"the worker of {member} has ended"
-        if state != "T":
+        if has_ended(member):
+            return "the worker has ended"
+        if process_state(member.worker_pid) != "T":
             self._stopped_since.pop(member.worker_pid, None)
             return None
         since = self._stopped_since.setdefault(member.worker_pid, time.monotonic())
         if time.monotonic() - since < STOPPED_AFTER_S:
             return None
-        return f"the worker of {member} is stopped and does not compute"
+        return "the worker is stopped and does not compute"
+
+
+def has_ended(member: Member) -> bool:
+    """Whether the worker's process is no more; of one on another machine we cannot tell."""
+    return bool(member.worker_pid) and process_state(member.worker_pid) in ("", "Z", "X")
 
 
 def process_state(pid: int) -> str:

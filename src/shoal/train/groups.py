@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -16,6 +17,7 @@ from shoal.train.devices import Member
 from shoal.train.errors import GroupError, GroupLostError, TrainError
 
 T = TypeVar("T")
+_log = logging.getLogger("shoal.train")
 CLOSE_TIMEOUT_S = 10.0
 
 
@@ -30,6 +32,7 @@ class WorkerGroup:
         self.index = index
         self.members = tuple(members)
         self.lost: str | None = None  # why, once a device of it is gone
+        self.silent: set[Member] = set()  # devices elsewhere that are not heard of
         self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"shoal-group-{index}", daemon=True)
         self._thread.start()
@@ -42,6 +45,10 @@ class WorkerGroup:
     @property
     def devices(self) -> list[Any]:
         return [member.device for member in self.members]
+
+    def has_ended(self) -> bool:
+        """Whether a worker of it, on this machine, is no more."""
+        return any(train_devices.has_ended(member) for member in self.members)
 
     def call(self, work: Callable[[WorkerGroup], T]) -> Future[T]:
         """Runs `work(group)` in the group's thread, with its first device as the current one."""
@@ -99,6 +106,7 @@ class WorkerGroups:
         self._pool = pool
         self._groups: list[WorkerGroup] = []
         self._listeners: list[Callable[[WorkerGroup, str], None]] = []
+        self._step: Callable[[], int | None] = _no_step  # of whoever trains on these groups
         self._closed = False
         self._watch: train_devices.Watch | None = None
         if layout is not None:
@@ -122,7 +130,7 @@ class WorkerGroups:
             for i, places in enumerate(layout)
         ]
         watched = [self.members[place] for place in used]
-        self._watch = train_devices.Watch(watched, self._on_trouble)
+        self._watch = train_devices.Watch(watched, self._on_trouble, self._on_silent)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -146,17 +154,49 @@ class WorkerGroups:
             raise first
         return results
 
-    def on_trouble(self, listener: Callable[[WorkerGroup, str], None]) -> Callable[[], None]:
-        """Calls `listener(group, why)` when a device is gone; returns how to stop that."""
+    def on_trouble(
+        self, listener: Callable[[WorkerGroup, str], None], step: Callable[[], int | None]
+    ) -> Callable[[], None]:
+        """Calls `listener(group, why)` when a device is gone, and `step()` to say when one is silent;
+        returns how to stop that."""
         self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+        self._step = step
+
+        def forget() -> None:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+                self._step = _no_step
+
+        return forget
 
     def _on_trouble(self, member: Member, why: str) -> None:
-        for group in self._groups:
-            if member in group.members and group.lost is None:
-                group.lost = why
-                for listener in list(self._listeners):
-                    listener(group, why)
+        group = next(g for g in self._groups if member in g.members)
+        # Whoever trains may still wait for other devices: it is named before that.
+        _log.warning("shoal: %s: %s", self._name(group, member), why)
+        if group.lost is None:
+            group.lost = why
+            for listener in list(self._listeners):
+                listener(group, why)
+
+    def _on_silent(self, member: Member, seconds: float | None) -> None:
+        """Names a device elsewhere that has fallen silent before anybody knows whether it is lost."""
+        group = next(g for g in self._groups if member in g.members)
+        name = self._name(group, member)
+        if seconds is None:
+            group.silent.discard(member)
+            _log.warning("shoal: %s: is heard again", name)
+            return
+        group.silent.add(member)
+        _log.warning(
+            "shoal: %s: nothing heard for %.1f s; it counts as lost when its connection gives it up",
+            name, seconds,
+        )  # fmt: skip
+
+    def _name(self, group: WorkerGroup, member: Member) -> str:
+        """Group, device and step, as errors give them."""
+        step = self._step()
+        when = f", step {step}" if step is not None else ""
+        return f"group {group.index} ({member}){when}"
 
     def close(self) -> None:
         """Ends the groups' threads, and the pool if it was started for them."""
@@ -200,6 +240,10 @@ class WorkerGroups:
         if not self._groups:
             return f"<WorkerGroups of {len(self.members)} devices, formed by the first batch>"
         return f"<WorkerGroups {[[m.name for m in g.members] for g in self._groups]}>"
+
+
+def _no_step() -> None:
+    """Nobody trains yet."""
 
 
 def worker_groups(

@@ -89,6 +89,7 @@ class Loader:
             reading: deque[Future[Any]] = deque()
             try:
                 for number in wanted:
+                    pool.submit(self.source.warm, self._samples(order, number + self._ahead))
                     reading.append(pool.submit(self._read, order, number))
                     if len(reading) >= self._ahead:
                         yield self._next(reading)
@@ -104,9 +105,12 @@ class Loader:
         self._at += 1
         return batch
 
-    def _read(self, order: Indices, number: int) -> Any:
+    def _samples(self, order: Indices, number: int) -> Indices:
         start = number * self.batch_size
-        batch = self.source.read(order[start : start + self.batch_size])
+        return order[start : start + self.batch_size]
+
+    def _read(self, order: Indices, number: int) -> Any:
+        batch = self.source.read(self._samples(order, number))
         if self._transform is not None:
             batch = self._transform(batch)
         return pin(batch)
@@ -256,7 +260,7 @@ def open_source(
         return TreeSource(parts, lambda read: tuple(read[i] for i in sorted(read)))
     if isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         return DatasetSource(data)
-    if hasattr(data, "read") and hasattr(data, "__len__"):
+    if all(hasattr(data, name) for name in ("read", "warm", "runs", "__len__")):
         source: Source = data
         return source
     raise DataError(

@@ -50,12 +50,17 @@ class Choice:
 
     def table(self) -> Table:
         """What `groups="auto"` shows before training starts."""
-        table = Table(title="groups x stages", title_justify="left")
+        table = Table(
+            title="groups x stages",
+            title_justify="left",
+            caption="▶ the shortest step that is expected, of what fits into memory",
+            caption_justify="left",
+        )
         for heading in ("", "groups x stages", "step", "fullest device", "why"):
             table.add_column(heading)
         for option in self.options:
             step = f"{option.step_s * 1e3:.1f} ms" if option.step_s is not None else "–"
-            memory = f"{option.memory_bytes / 2**20:.0f} MiB" if option.step_s is not None else "–"
+            memory = f"{option.memory_bytes / 2**20:.1f} MiB" if option.step_s is not None else "–"
             mark = "▶" if option is self.best else ""
             table.add_row(mark, option.name, step, memory, option.why)
         return table

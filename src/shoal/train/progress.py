@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from datetime import timedelta
 from types import TracebackType
 
 from rich.console import Console
@@ -14,14 +15,26 @@ from shoal.train.report import WORK
 from shoal.train.timeline import Timeline
 
 WINDOW = 20  # steps over which speed is measured
-LINE_EVERY_S = 10.0  # where there is no terminal
+LINE_EVERY_S = 10.0  # where there is no terminal; the first comes when there is a speed
 
 
 class ProgressBar:
-    """A bar in a terminal or notebook; now and then a line elsewhere."""
+    """A bar in a terminal or notebook; now and then a line elsewhere. At the end one line, always."""
 
-    def __init__(self, total: int | None, timeline: Timeline, enabled: bool = True) -> None:
-        self._console = Console(stderr=True)
+    def __init__(
+        self,
+        total: int | None,
+        timeline: Timeline,
+        enabled: bool = True,
+        console: Console | None = None,
+    ) -> None:
+        self._console = console or Console(stderr=True)
+        self._enabled = enabled
+        self._total = total
+        self._skipped = 0
+        self._done: list[tuple[float, int]] = []  # the first and the last step: loss, steps so far
+        self._samples = 0
+        self._started = time.monotonic()
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -35,25 +48,51 @@ class ProgressBar:
         self._timeline = timeline
         self._lines = enabled and not self._console.is_interactive
         self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
-        self._last_line = time.monotonic()
+        self._last_line = -LINE_EVERY_S
 
     def skip(self, steps: int) -> None:
         """Steps that an earlier run has done."""
+        self._skipped = steps
         self._bar.update(self._task, completed=steps)
+        if steps and self._lines:
+            self._console.print(f"goes on after step {steps}", highlight=False)
 
     def step(self, number: int, epoch: int, loss: float, samples: int) -> None:
+        """Step `number` of the whole training is done, those of earlier runs among them."""
         now = time.monotonic()
         self._recent.append((now, samples))
+        self._samples += samples
+        self._done = [*self._done[:1], (loss, number + 1)]
         status = f"loss {loss:.4g}  {self.samples_per_s:,.0f} samples/s"
         busy = self.busy()
         if busy:
-            status += "  busy " + " ".join(f"{part * 100:.0f}%" for part in busy)
-        self._bar.update(
-            self._task, completed=number + 1, description=f"epoch {epoch}", status=status
-        )
-        if self._lines and now - self._last_line > LINE_EVERY_S:
+            status += "  devices busy " + " ".join(f"{part * 100:.0f}%" for part in busy)
+        done = number + 1
+        self._bar.update(self._task, completed=done, description=f"epoch {epoch}", status=status)
+        if self._lines and len(self._recent) > 1 and now - self._last_line > LINE_EVERY_S:
             self._last_line = now
-            self._console.print(f"epoch {epoch} step {number}: {status}", highlight=False)
+            of = f"/{self._total}" if self._total else ""
+            left = self._left(done)
+            self._console.print(
+                f"epoch {epoch} step {done}{of}: {status}" + (f"  {left} left" if left else ""),
+                highlight=False,
+                soft_wrap=True,
+            )
+
+    def _left(self, done: int) -> str:
+        """The time that the other steps will take, by the speed of the last ones."""
+        if not self._total or len(self._recent) < 2:
+            return ""
+        step_s = (self._recent[-1][0] - self._recent[0][0]) / (len(self._recent) - 1)
+        return str(timedelta(seconds=round((self._total - done) * step_s)))
+
+    def _summary(self) -> str:
+        seconds = time.monotonic() - self._started
+        (first, _), (last, done) = self._done[0], self._done[-1]
+        return (
+            f"{done - self._skipped} steps in {timedelta(seconds=round(seconds))}: "
+            f"loss {first:.4g} → {last:.4g}, {self._samples / max(seconds, 1e-9):,.0f} samples/s"
+        )
 
     @property
     def samples_per_s(self) -> float:
@@ -86,3 +125,5 @@ class ProgressBar:
         tb: TracebackType | None,
     ) -> None:
         self._bar.stop()
+        if self._enabled and self._done:
+            self._console.print(self._summary(), highlight=False, soft_wrap=True)

@@ -9,6 +9,7 @@ import tarfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from torch.utils.data import default_collate
 
 from shoal.train.errors import DataError
-from shoal.train.sources import Indices
+from shoal.train.sources import Indices, Ready, pinned
 
 CACHED_RUNS = 8  # row groups that stay decoded
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".ppm", ".pgm")
@@ -34,7 +35,7 @@ class TableSource:
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         self._starts = starts
         self.runs = [range(int(a), int(b)) for a, b in itertools.pairwise(starts)]
-        self._cache: OrderedDict[int, dict[str, Any]] = OrderedDict()
+        self._cache: OrderedDict[int, Future[dict[str, Any]]] = OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -43,25 +44,43 @@ class TableSource:
     def read(self, indices: Indices) -> dict[str, torch.Tensor]:
         which = np.searchsorted(self._starts, indices, side="right") - 1
         parts: dict[str, Any] = {}
-        for run in np.unique(which):
+        wanted = [int(run) for run in np.unique(which)]
+        decoding = {run: self._run(run) for run in wanted}
+        for run in wanted:
             mask = which == run
             rows = indices[mask] - self._starts[run]
-            for name, column in self._run(int(run)).items():
+            for name, column in decoding[run].result().items():
                 if name not in parts:
-                    parts[name] = np.empty((len(indices), *column.shape[1:]), column.dtype)
-                parts[name][mask] = column[rows]
-        return {name: torch.from_numpy(column) for name, column in parts.items()}
+                    like = torch.from_numpy(np.empty(0, column.dtype)).dtype
+                    parts[name] = pinned((len(indices), *column.shape[1:]), like)
+                parts[name].numpy()[mask] = column[rows]
+        return parts
 
-    def _run(self, run: int) -> dict[str, Any]:
+    def warm(self, indices: Indices) -> None:
+        """Decodes one row group that a later batch needs, so that not all fall due at once."""
+        for run in np.unique(np.searchsorted(self._starts, indices, side="right") - 1):
+            with self._lock:
+                known = int(run) in self._cache
+            if not known:
+                self._run(int(run))  # an error is told to whoever reads it
+                return
+
+    def _run(self, run: int) -> Future[dict[str, Any]]:
+        """A row group, which is decoded here unless another thread has done so or is about it."""
         with self._lock:
-            if run in self._cache:
+            found = self._cache.get(run)
+            if found is not None:
                 self._cache.move_to_end(run)
-                return self._cache[run]
-        decoded = self._read_run(run)
-        with self._lock:
-            self._cache[run] = decoded
+                return found
+            decoded = self._cache[run] = Future()
             while len(self._cache) > CACHED_RUNS:
                 self._cache.popitem(last=False)
+        try:
+            decoded.set_result(self._read_run(run))
+        except BaseException as error:
+            decoded.set_exception(error)
+            with self._lock:
+                self._cache.pop(run, None)
         return decoded
 
 
@@ -77,27 +96,49 @@ def _open_table(
         ) from None
     try:
         if path.suffix == ".parquet":
-            file = pq.ParquetFile(path, memory_map=True)
-            count = file.metadata.num_row_groups
-            lengths = [file.metadata.row_group(i).num_rows for i in range(count)]
-            lock = threading.Lock()  # a ParquetFile is not for several threads at once
-
-            def read(run: int) -> dict[str, Any]:
-                with lock:
-                    return _columns(path, file.read_row_group(run, columns=columns))
-
-            return read, lengths
-        reader = pa.ipc.open_file(pa.memory_map(str(path)))
-        batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+            return _open_parquet(path, columns, pq)
+        return _open_arrow(path, columns, pa)
     except (OSError, pa.ArrowInvalid) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
-    names = columns
 
-    def read_batch(run: int) -> dict[str, Any]:
-        table = pa.Table.from_batches([batches[run]])
-        return _columns(path, table.select(names) if names else table)
 
-    return read_batch, [batch.num_rows for batch in batches]
+def _open_parquet(
+    path: Path, columns: list[str] | None, pq: Any
+) -> tuple[Callable[[int], dict[str, Any]], list[int]]:
+    with pq.ParquetFile(path) as file:
+        metadata = file.metadata
+    lengths = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    local = threading.local()  # a ParquetFile is not for several threads at once
+
+    def read(run: int) -> dict[str, Any]:
+        if not hasattr(local, "file"):
+            local.file = pq.ParquetFile(path, metadata=metadata)
+        # Loader threads decode several row groups at once; more threads would only crowd the cores.
+        table = local.file.read_row_group(run, columns=columns, use_threads=False)
+        return _columns(path, table)
+
+    return read, lengths
+
+
+def _open_arrow(
+    path: Path, columns: list[str] | None, pa: Any
+) -> tuple[Callable[[int], dict[str, Any]], list[int]]:
+    def opened(**options: Any) -> Any:
+        chosen = pa.ipc.IpcReadOptions(use_threads=False, **options)
+        return pa.ipc.open_file(pa.memory_map(str(path)), options=chosen)
+
+    # One column is enough to count rows: the others of a compressed file are not decoded for it.
+    counter = opened(included_fields=[0])
+    lengths = [counter.get_batch(i).num_rows for i in range(counter.num_record_batches)]
+    local = threading.local()
+
+    def read(run: int) -> dict[str, Any]:
+        if not hasattr(local, "reader"):
+            local.reader = opened()
+        table = pa.Table.from_batches([local.reader.get_batch(run)])
+        return _columns(path, table.select(columns) if columns else table)
+
+    return read, lengths
 
 
 def _columns(path: Path, table: Any) -> dict[str, Any]:
@@ -121,7 +162,7 @@ def _columns(path: Path, table: Any) -> dict[str, Any]:
     return found
 
 
-class ImageFolderSource:
+class ImageFolderSource(Ready):
     """A folder for each class with images in it: `(image, class number)`."""
 
     runs: Sequence[range] | None = None
@@ -150,7 +191,7 @@ class ImageFolderSource:
         return _collate(samples)
 
 
-class TarSource:
+class TarSource(Ready):
     """Tar shards whose files with the same name up to the first dot are one sample, a dict by
     extension: `0001.npy` and `0001.cls` give `{"npy": …, "cls": …}`."""
 

@@ -15,8 +15,10 @@ COLOURS = {
     "compute": "#0072b2", "forward": "#56b4e9", "backward": "#0072b2", "exchange": "#e69f00",
     "loading": "#009e73", "checkpoint": "#cc79a7", "optimizer": "#d55e00", "idle": "#cccccc",
 }  # fmt: skip
+#: What a reader calls a kind, where that is more than one word.
+NAMES = {"idle": "idle (bubbles, waiting)", "loading": "loading (the program waits for data)"}
 WORK = ("compute", "forward", "backward")
-WIDTH, PLOT_HEIGHT, ROW = 900, 240, 22
+WIDTH, PLOT_HEIGHT, ROW, LEFT = 900, 260, 22, 70
 SHOWN_STEPS = 4
 POINTS_MAX = 2000
 
@@ -56,9 +58,18 @@ def _covered(spans: Sequence[Span]) -> float:
 
 
 def last_steps(spans: Sequence[Span], count: int = SHOWN_STEPS) -> list[Span]:
-    """The spans of the last whole steps; the very last one may still be incomplete."""
-    steps = sorted({s.step for s in spans})
-    shown = set(steps[-count - 1 : -1] or steps)
+    """The spans of the last whole steps in a row; the very last one may still be incomplete. A pipeline
+    is timed in detail now and then: those steps are shown, for they show its bubbles."""
+    steps = {s.step for s in spans}
+    detailed = {s.step for s in spans if s.kind == "forward"} or steps
+    runs: list[list[int]] = []
+    for step in sorted(detailed - {max(steps, default=0)} or detailed):
+        if runs and runs[-1][-1] == step - 1:
+            runs[-1].append(step)
+        else:
+            runs.append([step])
+    enough = min(count, max(map(len, runs), default=0))
+    shown = next((run[-count:] for run in reversed(runs) if len(run) >= enough), [])
     return [s for s in spans if s.step in shown]
 
 
@@ -72,7 +83,7 @@ def write_html(
     """Writes the page."""
     shown = last_steps(spans)
     legend = " ".join(
-        f'<span class="key"><i style="background:{colour}"></i>{kind}</span>'
+        f'<span class="key"><i style="background:{colour}"></i>{NAMES.get(kind, kind)}</span>'
         for kind, colour in COLOURS.items()
         if kind == "idle" or any(s.kind == kind for s in spans)
     )
@@ -89,8 +100,10 @@ td:first-child, th:first-child {{ text-align: left; }}
 <h1>{html.escape(title)}</h1>
 <p>{_summary(losses, validation)}</p>
 <h2>Loss</h2>{_loss_plot(losses, validation)}
-<h2>Timeline of the last steps</h2><p>{legend}</p>{_timeline_plot(shown)}
-<h2>Use of the time</h2>{_table(usage(shown))}
+<h2>{_timeline_title(shown)}</h2><p>{legend}</p>{_timeline_plot(shown)}
+<h2>Use of the time</h2>
+<p>Parts of the time that the timeline shows, for each device and activity.</p>
+{_table(usage(shown))}
 </html>
 """
     Path(path).write_text(page)
@@ -117,28 +130,68 @@ def _loss_plot(losses: Sequence[float], validation: Sequence[tuple[int, float]])
     low, high = min(ys), max(ys)
     right = max(max(x for x, _ in [*points, *checks]), 1)
 
-    def at(x: float, y: float) -> str:
-        px = 50 + x / right * (WIDTH - 70)
-        py = 10 + (high - y) / ((high - low) or 1) * (PLOT_HEIGHT - 40)
-        return f"{px:.1f},{py:.1f}"
+    def px(x: float) -> float:
+        return LEFT + x / right * (WIDTH - LEFT - 20)
 
-    line = " ".join(at(x, y) for x, y in points)
-    dots = "".join(_dot(at(x, y), y) for x, y in checks)
-    labels = (
-        f'<text x="0" y="16">{high:.3g}</text><text x="0" y="{PLOT_HEIGHT - 28}">{low:.3g}</text>'
-        f'<text x="{WIDTH - 60}" y="{PLOT_HEIGHT - 8}">step {right}</text>'
+    def py(y: float) -> float:
+        return 10 + (high - y) / ((high - low) or 1) * (PLOT_HEIGHT - 60)
+
+    line = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in points)
+    dots = "".join(_dot(px(x), py(y), y) for x, y in checks)
+    axes = "".join(_level(py(y), f"{y:.3g}") for y in ticks(low, high))
+    axes += "".join(
+        f'<text x="{px(x):.1f}" y="{PLOT_HEIGHT - 32}" text-anchor="middle">{x:g}</text>'
+        for x in ticks(0, right)
     )
+    axes += _titles("step", "loss", PLOT_HEIGHT)
+    key = "<p>The line is the loss of each step; dots are validation losses.</p>" if checks else ""
     return (
-        f'<svg viewBox="0 0 {WIDTH} {PLOT_HEIGHT}" role="img" aria-label="loss by step">'
-        f'<polyline points="{line}" fill="none" stroke="#0072b2" stroke-width="1.5"/>{dots}{labels}'
-        "</svg>"
+        f'{key}<svg viewBox="0 0 {WIDTH} {PLOT_HEIGHT}" role="img" aria-label="loss by step">{axes}'
+        f'<polyline points="{line}" fill="none" stroke="#0072b2" stroke-width="1.5"/>{dots}</svg>'
     )
 
 
-def _dot(place: str, value: float) -> str:
-    x, _, y = place.partition(",")
+def ticks(low: float, high: float, about: int = 5) -> list[float]:
+    """Round numbers between two values, some five of them.
+
+    >>> ticks(0, 126)
+    [0, 20, 40, 60, 80, 100, 120]
+    """
+    if not high > low:
+        return [low]
+    rough = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * m for m in (1, 2, 5, 10) if power * m >= rough * 0.7)
+    first = math.ceil(low / step - 1e-9)
+    return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def _level(y: float, text: str) -> str:
+    """A horizontal line with its value."""
+    return (
+        f'<line x1="{LEFT}" x2="{WIDTH - 20}" y1="{y:.1f}" y2="{y:.1f}" stroke="#888" '
+        f'stroke-width="0.4"/><text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>'
+    )
+
+
+def _titles(across: str, up: str, height: float) -> str:
+    """What the axes count."""
+    return (
+        f'<text x="{WIDTH / 2:.0f}" y="{height - 8}" text-anchor="middle">{across}</text>'
+        f'<text x="12" y="{height / 2 - 20:.0f}" text-anchor="middle" '
+        f'transform="rotate(-90 12 {height / 2 - 20:.0f})">{up}</text>'
+    )
+
+
+def _dot(x: float, y: float, value: float) -> str:
     title = f"<title>validation {value:.4g}</title>"
-    return f'<circle cx="{x}" cy="{y}" r="3" fill="#d55e00">{title}</circle>'
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="#d55e00">{title}</circle>'
+
+
+def _timeline_title(spans: Sequence[Span]) -> str:
+    if not spans:
+        return "Timeline"
+    return f"Timeline of steps {min(s.step for s in spans)} to {max(s.step for s in spans)}"
 
 
 def _timeline_plot(spans: Sequence[Span]) -> str:
@@ -147,7 +200,7 @@ def _timeline_plot(spans: Sequence[Span]) -> str:
     tracks = sorted({s.track for s in spans})
     start, stop = min(s.start_s for s in spans), max(s.stop_s for s in spans)
     scale = (WIDTH - 160) / max(stop - start, 1e-9)
-    height = ROW * len(tracks) + 20
+    height = ROW * len(tracks) + 36
     parts = []
     for row, track in enumerate(tracks):
         y = row * ROW
@@ -164,8 +217,11 @@ def _timeline_plot(spans: Sequence[Span]) -> str:
             f'fill="{COLOURS.get(span.kind, "#888")}"><title>{span.kind}, step {span.step}: '
             f"{span.seconds * 1e3:.2f} ms</title></rect>"
         )
-    parts.append(f'<text x="150" y="{height - 4}">0 ms</text>')
-    parts.append(f'<text x="{WIDTH - 70}" y="{height - 4}">{(stop - start) * 1e3:.1f} ms</text>')
+    for ms in ticks(0, (stop - start) * 1e3):
+        x = 150 + ms / 1e3 * scale
+        parts.append(f'<text x="{x:.1f}" y="{height - 20}" text-anchor="middle">{ms:g}</text>')
+    middle = (150 + WIDTH) / 2
+    parts.append(f'<text x="{middle:.0f}" y="{height - 4}" text-anchor="middle">time, ms</text>')
     return (
         f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="timeline">'
         f"{''.join(parts)}</svg>"
@@ -174,7 +230,7 @@ def _timeline_plot(spans: Sequence[Span]) -> str:
 
 def _table(uses: Sequence[TrackUse]) -> str:
     kinds = [k for k in COLOURS if any(k in use.parts for use in uses)]
-    head = "".join(f"<th>{kind}</th>" for kind in kinds)
+    head = "".join(f"<th>{NAMES.get(kind, kind)}</th>" for kind in kinds)
     rows = "".join(
         f"<tr><td>{html.escape(use.track)}</td>"
         + "".join(

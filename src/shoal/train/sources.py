@@ -1,4 +1,4 @@
-"""Where samples come from: files that are read by memory map, and torch datasets.
+"""Where samples come from: files that are mapped or read in pieces, and torch datasets.
 
 A source has a length and gives any samples by their numbers, as arrays with the samples in the first
 dimension. `runs` are ranges of numbers that are cheap to read together.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from shoal.train.devices import has_lease
 from shoal.train.errors import DataError
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
+READ_BYTES_MIN = 2**14  # of a sample that is read by itself, not taken from a map
 HEADER_BYTES_MAX = 100 * 2**20  # of a safetensors file
 
 
@@ -36,8 +38,18 @@ class Source(Protocol):
     def read(self, indices: Indices) -> Any:
         """The samples of these numbers, in this order: a tree of tensors."""
 
+    def warm(self, indices: Indices) -> None:
+        """Does a piece of the work for samples that will be read soon, if there is any."""
 
-class ArraySource:
+
+class Ready:
+    """A source that can do nothing ahead of reading."""
+
+    def warm(self, indices: Indices) -> None:
+        """Nothing."""
+
+
+class ArraySource(Ready):
     """Samples along the first dimension of an array in memory or in a mapped file."""
 
     runs: Sequence[range] | None = None
@@ -66,6 +78,49 @@ def pinned(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(tuple(shape), dtype=dtype, pin_memory=has_lease())
 
 
+class FileSource(Ready):
+    """Samples that lie one after another in a file, each large enough to be read by itself.
+
+    Reading takes from the disk what a batch needs and no more, where a map brings in what lies around
+    it, too. A file that was cut meanwhile is an error; touching the map of one would end the program.
+    """
+
+    runs: Sequence[range] | None = None
+
+    def __init__(self, path: Path, shape: Sequence[int], like: torch.dtype, offset: int) -> None:
+        self._path = path
+        self._shape = tuple(shape)
+        self._dtype = like
+        self._offset = offset
+        self._sample_bytes = math.prod(self._shape[1:]) * like.itemsize
+        self._file = path.open("rb", buffering=0)
+        os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+
+    def __len__(self) -> int:
+        return self._shape[0]
+
+    def read(self, indices: Indices) -> torch.Tensor:
+        out = pinned((len(indices), *self._shape[1:]), self._dtype)
+        target = memoryview(out.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+        size, fd = self._sample_bytes, self._file.fileno()
+        for place, number in enumerate(indices.tolist()):
+            piece = target[place * size : (place + 1) * size]
+            read_exactly(fd, piece, self._offset + number * size, str(self._path))
+        return out
+
+
+def read_exactly(fd: int, target: memoryview, offset: int, name: str) -> None:
+    """Fills `target` from the file; raises where it ends before."""
+    while target:
+        try:
+            count = os.preadv(fd, [target], offset)
+        except OSError as error:
+            raise DataError(f"{name} cannot be read: {error}") from None
+        if count == 0:
+            raise DataError(f"{name} ends before {offset + len(target)} bytes: it was cut")
+        target, offset = target[count:], offset + count
+
+
 class TreeSource:
     """Several sources of the same length side by side: `(inputs, target)` or a dict."""
 
@@ -83,8 +138,12 @@ class TreeSource:
     def read(self, indices: Indices) -> Any:
         return self._build({name: part.read(indices) for name, part in self._parts.items()})
 
+    def warm(self, indices: Indices) -> None:
+        for part in self._parts.values():
+            part.warm(indices)
 
-class DatasetSource:
+
+class DatasetSource(Ready):
     """A torch dataset with a length."""
 
     runs: Sequence[range] | None = None
@@ -103,13 +162,22 @@ class DatasetSource:
         return self._collate([self._dataset[i] for i in numbers])
 
 
-def npy(path: Path) -> ArraySource:
-    """A `.npy` file, mapped."""
+def npy(path: Path) -> Source:
+    """A `.npy` file, which is not loaded."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as .npy: {error}") from None
-    return ArraySource(array, str(path))
+    return _from_map(array, path, str(path))
+
+
+def _from_map(array: Any, path: Path, name: str, dtype: torch.dtype | None = None) -> Source:
+    """Large samples are read, small ones taken from the map: there, a call for each would cost more."""
+    in_order = array.ndim > 1 and array.flags.c_contiguous and array.dtype.isnative
+    if in_order and array[:1].nbytes >= READ_BYTES_MIN:
+        like = dtype or torch.from_numpy(np.empty(0, array.dtype)).dtype
+        return FileSource(path, array.shape, like, array.offset)
+    return ArraySource(array, name, dtype)
 
 
 _SAFETENSORS = {
@@ -125,7 +193,7 @@ def safetensors(path: Path) -> TreeSource:
     for name, (kind, shape, offset) in sorted(_safetensors_header(path).items()):
         dtype, view = _SAFETENSORS[kind]
         array = np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=tuple(shape))
-        parts[name] = ArraySource(array, f"{name} in {path}", view)
+        parts[name] = _from_map(array, path, f"{name} in {path}", view)
     if not parts:
         raise DataError(f"{path} holds no tensors")
     return TreeSource(parts, dict)

@@ -13,6 +13,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
+import rich
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -40,6 +41,9 @@ from shoal.train.replicas import (
 from shoal.train.timeline import Timeline
 
 STEP_TIMEOUT_S = 600.0
+SETTLE_LOST_S = 0.2  # that survivors get to let go of a step before a loss is raised
+LOST_KNOWN_S = 0.3  # in which a process that has closed its connection is seen to have ended
+LOOK_CLOSELY_S = 0.02
 LOOK_EVERY_S = 0.1  # how often a wait looks whether the group is lost
 MEASURES_KEPT = 4  # steps after which a time that is still unknown is given up
 Autocast = torch.dtype | None
@@ -121,7 +125,7 @@ class Trainer:
         batch_limits: Sequence[int | None] | None = None,
         bucket_bytes: int = BUCKET_BYTES,
         step_timeout_s: float = STEP_TIMEOUT_S,
-        tell: Callable[[Any], None] = print,
+        tell: Callable[[Any], None] = rich.print,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -199,7 +203,7 @@ class Trainer:
         has_norm = any(isinstance(m, _BatchNorm) for m in self.model.modules())
         least = 2 if has_norm else 0
         self._connect(shares.Divider(len(self._replicas), self._limits, least=least))
-        self._forget = self.groups.on_trouble(self._on_trouble)
+        self._forget = self.groups.on_trouble(self._on_trouble, lambda: self.steps)
 
     def _connect(self, divider: shares.Divider) -> None:
         self._divider = divider
@@ -366,9 +370,19 @@ class Trainer:
             for replica, f in zip(self._replicas, futures, strict=True)
             if replica.group is not culprit
         ]
-        _settle(alive, self._timeout_s)
         error = culprit.error(cause, number)
-        self._clear_gradients(without=culprit if isinstance(error, GroupLostError) else None)
+        lost = isinstance(error, GroupLostError)
+        if lost and self._on_lost == "stop":
+            # Survivors may wait for the lost device for seconds. There is no next step to keep
+            # them for, so the error does not wait for them; `close()` does.
+            if wait(alive, SETTLE_LOST_S).not_done:
+                return error
+        else:
+            _settle(alive, self._timeout_s)
+        if not lost:
+            for replica in self._replicas:
+                _drain(replica)
+        self._clear_gradients(without=culprit if lost else None)
         return error
 
     def _culprit(self, index: int, cause: BaseException) -> WorkerGroup:
@@ -377,8 +391,12 @@ class Trainer:
         failed = next((g for g in groups if g.index == index), groups[0])
         if not isinstance(cause, DeviceLostError) or failed.lost is not None:
             return failed
-        gone = [g for g in groups if g.lost is not None]
-        if not gone:
+        gone: list[WorkerGroup] = []
+        until = time.monotonic() + LOST_KNOWN_S
+        while not gone and time.monotonic() < until:  # a process takes a moment to be gone
+            gone = [g for g in groups if g.lost is not None or g.silent or g.has_ended()]
+            time.sleep(0 if gone else LOOK_CLOSELY_S)
+        if not gone:  # asking a device that waits for the lost one takes seconds
             gone = [g for g in groups if any(devices.is_lost(d) for d in g.devices)]
         if not gone:
             return failed
@@ -392,27 +410,28 @@ class Trainer:
             try:
                 self._wait_update(replica, future)
             except DeviceLostError as error:
-                self._forgo(replica, error, number)
+                self._forgo(self._culprit(replica.group.index, error), error, number)
             except Exception as error:
                 raise replica.group.error(error, number) from error
 
     def _wait_update(self, replica: Replica, future: Future[Any]) -> None:
         until = time.monotonic() + self._timeout_s
         while not future.done():
-            if replica.group.lost is not None:  # known before the device itself gives up
-                raise DeviceLostError(replica.group.lost)
+            gone = [r.group.lost for r in self._replicas if r.group.lost is not None]
+            if gone and (replica.group.lost is not None or self._on_lost == "stop"):
+                raise DeviceLostError(gone[0])  # known before the device itself gives up
             if time.monotonic() > until:
                 raise TrainError(f"waited {self._timeout_s:g} s for the update of {replica.group}")
             wait([future], LOOK_EVERY_S)
         future.result()
 
-    def _forgo(self, replica: Replica, error: DeviceLostError, number: int) -> None:
-        lost = replica.group.error(error, number)
+    def _forgo(self, group: WorkerGroup, error: DeviceLostError, number: int) -> None:
+        lost = group.error(error, number)
         assert isinstance(lost, GroupLostError)
         self.lost.append(lost)
         if self._on_lost != "continue" or len(self._replicas) == 1:
             raise lost from error
-        self._drop(replica.group.index)
+        self._drop(group.index)
 
     def drop(self, index: int) -> bool:
         """Gives a group up. The model and optimizer then hold what the others hold; False if there
@@ -571,10 +590,10 @@ def _nothing() -> None:
 
 
 def _drain(replica: Replica) -> None:
-    """Waits until a survivor has done what it was given, and lets go of what failed there: that was
-    the lost device's doing, and must not be told as the next step's."""
+    """Waits until a group has done what it was given, and lets go of what failed there: it followed
+    from what is told already, and must not be told as the next step's."""
     for member in replica.used_members:
-        with suppress(RuntimeError):
+        with suppress(Exception):
             devices.synchronize(member.device)
 
 

@@ -13,9 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from shoal.train.checkpoint import (
+    STATE,
     Checkpoints,
     Snapshot,
     all_steps,
@@ -111,6 +114,37 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path, name: str, damage: str) ->
     assert saved.step == 1
     with pytest.raises(CheckpointError, match="step-000000002"):
         read(path.parent)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint as training writes it."""
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    extra = {"losses": [0.5, 0.25], "loader": {"epoch": 1, "batches": 2}, "scheduler": None}
+    return write(tmp_path_factory.mktemp("whole"), snapshot(model, optimizer, 3, extra))
+
+
+@given(st.data())
+def test_cut_or_changed_at_any_byte_it_is_never_taken(whole: Path, data: st.DataObject) -> None:
+    """Whatever a crash or a bad disk leaves of one of the files; the others are as they were."""
+    path = whole / data.draw(st.sampled_from(["model.safetensors", "optimizer.safetensors", STATE]))
+    good = path.read_bytes()
+    at = data.draw(st.integers(0, len(good) - 1))
+    if data.draw(st.booleans()):
+        bad = good[:at]
+    else:
+        bad = good[:at] + bytes([good[at] ^ data.draw(st.integers(1, 255))]) + good[at + 1 :]
+    path.write_bytes(bad)
+    try:
+        with pytest.raises(CheckpointError):
+            read(whole)
+        assert latest(whole.parent) is None
+    finally:
+        path.write_bytes(good)
+    assert read(whole).step == 3
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from shoal.train import records
 from shoal.train.errors import DataError
 from shoal.train.loading import Feed, Loader, StreamLoader, load
 from shoal.train.sources import ArraySource
@@ -104,6 +105,33 @@ def test_safetensors(tmp_path: Path) -> None:
         assert batch["c"].all()
 
 
+@pytest.mark.parametrize("kind", ["npy", "safetensors"])
+def test_large_samples_are_read_and_a_cut_file_is_an_error(tmp_path: Path, kind: str) -> None:
+    """Touching the map of a file that became shorter would end the program."""
+    data = torch.arange(9)[:, None].repeat(1, 10_000).bfloat16()
+    path = tmp_path / f"d.{kind}"
+    if kind == "npy":
+        np.save(path, data.view(torch.int16).numpy())
+    else:
+        save_file({"x": data}, path)
+
+    def read(loader: Any) -> list[int]:
+        found = []
+        for batch in loader:
+            x = batch if kind == "npy" else batch["x"].view(torch.int16)
+            assert x.shape[1:] == (10_000,)
+            assert (x == x[:, :1]).all()
+            found += x[:, 0].view(torch.bfloat16).long().tolist()
+        return found
+
+    loader = load(path, 4)
+    assert sorted(read(loader)) == list(range(9))
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 5)
+    with pytest.raises(DataError, match=rf"{path.name} ends before .* was cut"):
+        read(loader)
+
+
 def _header(entry: Any, size: int = 16) -> bytes:
     text = json.dumps({"x": entry}).encode()
     return struct.pack("<Q", len(text)) + text + bytes(size)
@@ -155,9 +183,41 @@ def test_parquet_and_arrow(tmp_path: Path) -> None:
         assert seen != list(range(30))
         with pytest.raises(DataError, match=r"'text'.*columns="):
             next(iter(load(tmp_path / name, 4)))
+    feather.write_feather(table, tmp_path / "z.feather", compression="lz4", chunksize=8)
+    assert sorted(n for b in load(tmp_path / "z.feather", 4, columns=["id"]) for n in b["id"]) == (
+        list(range(30))
+    )
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 nothing")
     with pytest.raises(DataError, match="cannot be read"):
         load(tmp_path / "bad.parquet")
+
+
+def test_a_row_group_is_decoded_once_in_an_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads that need the same one wait for whoever is about it; it was begun ahead of its use."""
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(
+        pa.table({"id": list(range(320))}), tmp_path / "t.parquet", row_group_size=20
+    )
+    decoded: list[int] = []
+    columns = records._columns
+
+    def counted(path: Path, table: Any) -> Any:
+        found = columns(path, table)
+        decoded.append(int(found["id"][0]) // 20)
+        return found
+
+    monkeypatch.setattr(records, "_columns", counted)
+    loader = load(tmp_path / "t.parquet", 5, threads=4)
+    assert sorted(n for batch in loader for n in batch["id"].tolist()) == list(range(320))
+    assert sorted(decoded) == list(range(16))
+    source = records.TableSource(tmp_path / "t.parquet")
+    decoded.clear()
+    source.warm(np.array([3, 25, 45]))
+    source.warm(np.array([3, 25, 45]))
+    assert decoded == [0, 1]  # one at a time
 
 
 @pytest.mark.parametrize(("module", "file"), [("pyarrow", "t.parquet"), ("PIL", "c/x.png")])

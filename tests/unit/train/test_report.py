@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.train.report import last_steps, usage, write_html
+from shoal.train.report import last_steps, ticks, usage, write_html
 from shoal.train.timeline import Span, Timeline
 
 SPANS = [
@@ -32,6 +32,21 @@ def test_the_last_whole_steps_are_shown() -> None:
     spans = [Span("a", "compute", float(i), i + 0.5, i) for i in range(10)]
     assert {s.step for s in last_steps(spans, 3)} == {6, 7, 8}
     assert len(last_steps(spans[:1])) == 1
+    assert last_steps([]) == []
+
+
+def test_steps_of_a_pipeline_that_were_timed_in_detail_are_shown() -> None:
+    detailed = [*range(8), *range(64, 66)]  # the last ones are too few to show
+    spans = [
+        Span("a", "forward" if i in detailed else "compute", float(i), i + 0.5, i)
+        for i in range(66)
+    ]
+    assert [s.step for s in last_steps(spans, 4)] == [4, 5, 6, 7]
+    assert [s.step for s in last_steps(spans[:3], 4)] == [0, 1]
+    by_twos = [Span("a", "forward", float(i), i + 0.5, i) for i in (0, 1, 50, 51, 100, 101)]
+    assert [s.step for s in last_steps(by_twos, 4)] == [50, 51]
+    last = Span("a", "compute", 120.0, 120.5, 120)
+    assert [s.step for s in last_steps([*by_twos, last], 4)] == [100, 101]
 
 
 class _Checker(HTMLParser):
@@ -57,6 +72,27 @@ def test_the_page_stands_alone(tmp_path: Path, losses: list[float]) -> None:
     assert "cpu/1 &lt;b&gt;" in text
     assert checker.tags.count("rect") == 3 + len(SPANS)
     assert len(text) < 200_000
+
+
+def test_what_the_page_shows_is_labelled(tmp_path: Path) -> None:
+    spans = [*SPANS, Span("waiting for data", "loading", 0.0, 0.1, 0)]
+    write_html(tmp_path / "r.html", [2.0, 1.0], [(1, 0.7)], spans)
+    text = (tmp_path / "r.html").read_text()
+    for part in (">loss<", ">step<", ">time, ms<", ">1000<", "bubbles", "exchange", "validation"):
+        assert part in text, part
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0, 126, [0, 20, 40, 60, 80, 100, 120]),
+        (0.011, 0.69, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]),
+        (2, 2, [2]),
+        (-1, 1, [-1, -0.5, 0, 0.5, 1]),
+    ],
+)
+def test_ticks_are_round(low: float, high: float, expected: list[float]) -> None:
+    assert ticks(low, high) == pytest.approx(expected)
 
 
 def test_the_trace_is_what_chrome_reads(tmp_path: Path) -> None:

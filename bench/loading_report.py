@@ -1,0 +1,80 @@
+"""The table about loading of docs/training.md, from bench/results/loading.json. Measures nothing.
+
+    python -m bench.loading_report
+
+A test holds the page to what this prints.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+RESULTS = Path(__file__).parent / "results" / "loading.json"
+NAMES = {
+    "npy": "`.npy`",
+    "safetensors": "safetensors",
+    "parquet": "Parquet",
+    "tar": "tar shards",
+    "folder": "folder of PPM images",
+}
+
+
+class Reader(msgspec.Struct):
+    """A training that reads from the disk. Parts of the whole time, medians over the rounds."""
+
+    idle: float  # the device did nothing
+    resident_idle: float  # the same, in this process, with a batch that is on the device already
+    waiting: float  # the program waited for its next batch
+    step_ms: float
+    resident_step_ms: float
+    most_cached_mib: float  # of the data, in the system's page cache
+
+    @property
+    def idle_for_data(self) -> float:
+        """Idle time that a batch on the device already would have saved."""
+        return self.idle - self.resident_idle
+
+
+class Case(msgspec.Struct):
+    format: str
+    data_mib: float
+    disk_mib_per_s: float  # the same files read alone, in order, by 1 MiB
+    ours: Reader
+    torch: Reader
+
+
+class Results(msgspec.Struct):
+    share_mib: float  # of the data that may be in memory
+    rounds: int
+    cases: list[Case]
+
+
+def percent(value: float) -> str:
+    return f"{value * 100:.1f} %"
+
+
+def row(case: Case) -> str:
+    cells = [NAMES[case.format], f"{case.data_mib:.0f} MiB", f"{case.disk_mib_per_s:.0f} MiB/s"]
+    for reader in (case.ours, case.torch):
+        cells += [percent(reader.idle_for_data), percent(reader.waiting), f"{reader.step_ms:.1f}"]
+    return f"| {' | '.join(cells)} |"
+
+
+def lines(results: Results) -> list[str]:
+    """What docs/training.md says."""
+    return [
+        "| data | size | disk alone | **ours**: device idle for data | program waits | ms a step "
+        "| `DataLoader`: device idle for data | program waits | ms a step |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        *map(row, results.cases),
+    ]
+
+
+def load(path: Path = RESULTS) -> Results:
+    return msgspec.json.decode(path.read_bytes(), type=Results)
+
+
+if __name__ == "__main__":
+    print("\n".join(lines(load())))

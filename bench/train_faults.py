@@ -1,0 +1,166 @@
+"""How soon a training names a worker that is killed or stopped: group, device and step.
+
+Two groups train; a thread sends the signal in the middle of it and notes when. A device elsewhere
+(here by the network's way over loopback) that is stopped is first named in the log, for its silence
+may be the network's, and is lost when its connection gives it up.
+
+    python -m bench.train_faults [--rounds 5] [--output bench/results/train-faults.json]
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import click
+import torch
+from tests.support.standing import StandingPool
+
+import shoal
+import shoal.train
+from bench.models import Gpt
+
+DEVICE = "cpu,threads=1,memory=256MiB"
+VICTIM = 1
+NAMED = re.compile(r"group 1 \(.*shoal:2\)+, step \d+: ")
+RESULTS = Path(__file__).parent / "results" / "train-faults.json"
+#: Fault -> way of naming -> seconds of each round.
+Results = dict[str, dict[str, list[float]]]
+FAULTS = {signal.SIGKILL: "killed", signal.SIGSTOP: "stopped"}
+BATCH, CONTEXT, LETTERS = 8, 32, 64
+WARM = 3
+STRIKE_AFTER_S = 0.3
+GIVE_UP_S = 30.0
+
+
+class Named(logging.Handler):
+    """When the log first named the silent device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at: float | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.at is None and NAMED.search(record.getMessage()):
+            self.at = time.monotonic()
+
+
+def trained_until_lost(
+    trainer: shoal.train.Trainer, strike: Callable[[], None]
+) -> tuple[float, shoal.train.GroupLostError]:
+    """When the error came, and what it says."""
+    text = torch.randint(LETTERS, (BATCH, CONTEXT + 1))
+    batch = text[:, :-1], text[:, 1:]
+    for _ in range(WARM):
+        trainer.step(batch)
+    threading.Timer(STRIKE_AFTER_S, strike).start()
+    until = time.monotonic() + GIVE_UP_S
+    while time.monotonic() < until:
+        try:
+            trainer.step(batch)
+        except shoal.train.GroupLostError as error:
+            return time.monotonic(), error
+    raise click.ClickException(f"nobody noticed within {GIVE_UP_S:g} s")
+
+
+def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+def fault(connect: Callable[[], shoal.Lease], which: signal.Signals) -> dict[str, float]:
+    """Seconds from the signal to the error, and to the log's line if there was one."""
+    lease = connect()
+    victim = lease.worker_pids[VICTIM]
+    model = Gpt(64, 2, 4, LETTERS, CONTEXT)
+    optimizer = torch.optim.AdamW(model.parameters())
+    struck: list[float] = []
+
+    def strike() -> None:
+        struck.append(time.monotonic())
+        os.kill(victim, which)
+
+    named = Named()
+    logging.getLogger("shoal.train").addHandler(named)
+    try:
+        with shoal.train.worker_groups(2) as groups:
+            trainer = shoal.train.Trainer(model, loss, optimizer, groups)
+            with suppress(shoal.DeviceLostError), trainer:
+                at, error = trained_until_lost(trainer, strike)
+    finally:
+        logging.getLogger("shoal.train").removeHandler(named)
+        if which == signal.SIGSTOP:
+            os.kill(victim, signal.SIGKILL)
+        lease.close()
+    if not NAMED.match(str(error)):
+        raise click.ClickException(f"the error does not name group, device and step: {error}")
+    found = {"error": at - struck[0]}
+    if named.at is not None:
+        found["log"] = named.at - struck[0]
+    return found
+
+
+def rounds_of(
+    count: int, connect: Callable[[], shoal.Lease], which: signal.Signals, ready: Callable[[], None]
+) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for _ in range(count):
+        ready()
+        for key, seconds in fault(connect, which).items():
+            found.setdefault(key, []).append(seconds)
+    return found
+
+
+def lines(results: Results) -> list[str]:
+    """What docs/training.md says: median and most seconds."""
+
+    def cell(found: dict[str, list[float]], key: str) -> str:
+        if key not in found:
+            return ""
+        return f"{statistics.median(found[key]):.2f} s ({max(found[key]):.2f})"
+
+    return [
+        "| worker | named in the log | named by `GroupLostError` |",
+        "|---|---:|---:|",
+        *(f"| {n} | {cell(f, 'log')} | {cell(f, 'error')} |" for n, f in results.items()),
+    ]
+
+
+@click.command()
+@click.option("--rounds", default=5)
+@click.option("--output", type=click.Path(path_type=Path))
+def main(rounds: int, output: Path | None) -> None:
+    """Prints how soon a fault is named."""
+    results: Results = {}
+    with tempfile.TemporaryDirectory() as directory:
+        with StandingPool(Path(directory), DEVICE, DEVICE, listen=True) as pool:
+            os.environ["SHOAL_IDENTITY"] = str(pool.join("bench").path)
+
+            def near() -> shoal.Lease:
+                return shoal.connect(pool.url, devices=2, memory="200MiB")
+
+            def far() -> shoal.Lease:
+                return shoal.connect(
+                    pool.network_url, devices=2, memory="200MiB", transport="network"
+                )
+
+            for where, connect in (("on this machine", near), ("reached by network", far)):
+                for which, word in FAULTS.items():
+                    name = f"{word}, {where}"
+                    results[name] = rounds_of(rounds, connect, which, lambda: pool.until_whole(2))
+    print("\n".join(lines(results)))
+    if output is not None:
+        output.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
