@@ -188,6 +188,22 @@ def test_swapped_out_tensors_come_back_from_disk() -> None:
         assert shoal.memory.counters().disk_bytes > 0
 
 
+def test_what_finds_no_room_on_a_full_device_is_not_lost() -> None:
+    """Device and swap space are full, and what leaves does not make enough room for what comes."""
+    with shoal.up(["cpu,memory=7MiB,host=3MiB,disk=0,threads=1"]) as pool, shoal.connect(pool.url):
+        large = torch.arange(3 * MiB // 4, device="shoal", dtype=torch.int32)
+        small = [torch.full((17 * MiB // 40,), float(i), device="shoal") for i in range(4)]
+        torch.shoal.synchronize()
+        assert shoal.memory.counters().swapped_out_bytes >= 3 * MiB  # the large one
+        for _ in range(2):
+            with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+                large.sum().item()
+            assert [t[-1].item() for t in small] == [0.0, 1.0, 2.0, 3.0]
+        small.pop()
+        assert torch.equal(large.cpu(), torch.arange(3 * MiB // 4, dtype=torch.int32))
+        assert [t.mean().item() for t in small] == [0.0, 1.0, 2.0]
+
+
 def test_a_device_lost_beside_another_loses_only_its_own() -> None:
     devices = ["cpu,memory=64MiB,threads=1"] * 2
     with shoal.up(devices) as pool, shoal.connect(pool.url, devices=2) as lease:
