@@ -271,6 +271,13 @@ void Stream::waitCompleted(uint64_t sequence) {
   if (hasFailed()) synchronize();  // raises what went wrong
 }
 
+bool Stream::devicePast(uint64_t event) {
+  if (options_.is_cpu) return true;  // done is done: no message
+  const auto payload = request(Kind::kEventQuery, {event});
+  TORCH_CHECK(payload.size() == 1, "shoal: malformed reply");
+  return payload[0] != 0;
+}
+
 Elapsed Stream::elapsed(uint64_t start_event, uint64_t end_event) {
   const auto start = transport::passed(*progress_, start_event);
   const auto end = transport::passed(*progress_, end_event);

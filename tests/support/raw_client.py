@@ -50,6 +50,7 @@ class Kind(IntEnum):
     BACKWARD = 23
     GRAPH_DROP = 24
     TRIM = 25
+    EVENT_QUERY = 33
 
 
 class Error(IntEnum):
