@@ -10,7 +10,6 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Literal, get_args
 
 import msgspec
@@ -130,12 +129,7 @@ class Lease:
     def __enter__(self) -> Lease:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -14,7 +14,6 @@ import time
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TypeVar
 
 import torch
@@ -55,12 +54,7 @@ class Handle(str):
     def __enter__(self) -> Handle:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         unshare(self)
 
 
@@ -211,12 +205,7 @@ class Acquired:
     def __enter__(self) -> Acquired:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _release(self._part)
 
 
