@@ -19,6 +19,7 @@ from shoal import _core
 from shoal.device import network
 from shoal.errors import LeaseError, ProtocolError
 from shoal.pool import client, frames, home, local, messages
+from shoal.pool.fields import SessionPart
 from shoal.pool.keeper import Keeper
 from shoal.pool.spec import parse_memory
 
@@ -101,7 +102,7 @@ class Lease:
         for copy in self._sockets:
             copy.close()
 
-    def _on_lost(self, parts: list[messages.SessionPart], reason: str) -> None:
+    def _on_lost(self, parts: list[SessionPart], reason: str) -> None:
         """Runs in the keeper's thread: whoever waits for these devices gets DeviceLostError now."""
         if self._closing:
             return
