@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import shoal
 from shoal import _core
 from shoal.pool import tls
 from shoal.pool.identity import Authority
@@ -218,6 +219,31 @@ def test_progress_that_waits_for_a_slow_piece_is_not_hoarded(
 def flood(connection: ssl.SSLSocket, what: bytes, times: int) -> None:
     for _ in range(times):
         connection.send(what)
+
+
+def test_replies_that_nobody_asked_for_end_the_session(
+    identities: tuple[tls.Identity, tls.Identity],
+) -> None:
+    """Those for other threads are kept for them, but not without end."""
+    here, there = socket.socketpair()
+    with fake(identities) as worker, there:
+        member = _core.Member(
+            socket=here.detach(),
+            fds=worker.link.fds(),
+            arena_bytes=0,
+            memory_bytes=MiB,
+            spill_bytes=0,
+            name="far",
+            is_cpu=False,
+            link=worker.link,
+        )
+        _core.attach(7, [member])
+        try:
+            worker.say(b"".join(frame(SYNC, number) for number in range(1000, 6000)))
+            with pytest.raises(shoal.DeviceLostError, match="nobody asked for"):
+                _core.synchronize(0)
+        finally:
+            _core.detach()
 
 
 def test_replies_that_wait_for_a_slow_piece_stop_their_sender(
