@@ -2,6 +2,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "client/devices.h"
@@ -16,7 +17,8 @@ constexpr auto kType = c10::DeviceType::PrivateUse1;
 std::atomic<uint64_t> g_next_event{1};
 thread_local c10::StreamId t_stream = 0;
 
-// A point in an op stream. It is complete when the worker is past its sequence number.
+// A point in an op stream. It is complete when the worker is past its sequence number and, where
+// that means that calls were issued, the device past its number.
 struct Event {
   uint64_t number;
   uint32_t session;
@@ -118,7 +120,8 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     for (size_t i = 0; i < members.size(); ++i) {
       if (!members[i]->completed(recorded->sequences[i])) return false;
     }
-    return true;
+    return std::all_of(members.begin(), members.end(),
+                       [&](Stream* member) { return member->devicePast(recorded->number); });
   }
   void synchronizeEvent(void* event) const override {
     if (event == nullptr) return;

@@ -392,9 +392,10 @@ void Session::synchronize(c10::DeviceIndex index) {
   if (first != nullptr) std::rethrow_exception(first);
 }
 
-bool Session::idle(c10::DeviceIndex index) const {
-  if (index > 0 || single()) return deviceMember(index).idle();
-  return std::all_of(members_.begin(), members_.end(), [](const auto& m) { return m->idle(); });
+bool Session::idle(c10::DeviceIndex index) {
+  const auto idle = [](Stream& member) { return member.idle() && member.devicePast(0); };
+  if (index > 0 || single()) return idle(deviceMember(index));
+  return std::all_of(members_.begin(), members_.end(), [&](const auto& m) { return idle(*m); });
 }
 
 void Session::raiseFailureOfOthers(const Stream& than) {

@@ -160,7 +160,7 @@ class Session {
     for (auto& member : members_) member->awaitRoom();
   }
   void synchronize(c10::DeviceIndex index);
-  bool idle(c10::DeviceIndex index) const;
+  bool idle(c10::DeviceIndex index);
   void close() noexcept;
   void abandon() noexcept;
   bool usable() const;

@@ -22,6 +22,7 @@ namespace {
 
 constexpr int64_t kSpinUs = 200;  // an answer is usually this near; a sleeping core wakes in 25 µs
 constexpr int64_t kSliceMs = 50;
+constexpr size_t kStashMax = 1024;  // replies for other threads: as many as may wait at once
 constexpr size_t kUnsentFreesMax = 64;
 
 thread_local uint64_t t_line = 0;  // token of the line that this thread noted last
@@ -213,6 +214,7 @@ Stream::Payload Stream::await(uint64_t sequence) {
     if (reply_.size() < 2) raiseLost("it sent a malformed reply");
     if (reply_[1] != sequence) {
       // Another thread waits for this one.
+      if (stash_.size() >= kStashMax) raiseLost("it sent replies that nobody asked for");
       stash_.emplace(reply_[1], reply_);
       held.unlock();
       std::this_thread::yield();
@@ -269,6 +271,13 @@ void Stream::waitCompleted(uint64_t sequence) {
     spin_us = 0;  // not near after all
   }
   if (hasFailed()) synchronize();  // raises what went wrong
+}
+
+bool Stream::devicePast(uint64_t event) {
+  if (options_.is_cpu) return true;  // done is done: no message
+  const auto payload = request(Kind::kEventQuery, {event});
+  TORCH_CHECK(payload.size() == 1, "shoal: malformed reply");
+  return payload[0] != 0;
 }
 
 Elapsed Stream::elapsed(uint64_t start_event, uint64_t end_event) {

@@ -101,6 +101,10 @@ class Stream {
     return progress_->completed.load(std::memory_order_acquire);
   }
   bool idle() const { return completed(sequence_); }
+  // Whether the device is past an event that its worker has passed; 0: past all that was sent. The
+  // worker of an accelerator has only issued what came before, so it asks the device. The question
+  // waits for the calls ahead of it to be issued, not to be done.
+  bool devicePast(uint64_t event);
   bool hasFailed() const { return progress_->failed.load(std::memory_order_relaxed) != 0; }
   void waitCompleted(uint64_t sequence);
   // Between two events that the worker has passed.

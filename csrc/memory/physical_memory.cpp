@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "memory/copy_bytes.h"
+#include "memory/pages.h"
 
 namespace shoal::memory {
 namespace {
@@ -41,7 +42,8 @@ HostFrames::~HostFrames() {
 }
 
 void HostFrames::unmap(uint64_t offset, uint64_t bytes) {
-  if (madvise(data_ + offset, bytes, MADV_DONTNEED) != 0) fail(errno, "host memory");
+  const PageRange pages = pagesWithin(offset, bytes, systemPageBytes());
+  if (madvise(data_ + pages.offset, pages.bytes, MADV_DONTNEED) != 0) fail(errno, "host memory");
 }
 
 void HostFrames::copyIn(uint64_t offset, const std::byte* from, uint64_t bytes) const {

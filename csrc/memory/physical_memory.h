@@ -3,7 +3,7 @@
 //
 //   reserve   the constructor: offsets [0, bytes), and nothing behind them yet
 //   map       puts memory behind a range, before it is used
-//   unmap     gives it back; whoever maps the range again finds none of the old bytes
+//   unmap     gives back what it has in whole pages; mapped again, they hold none of the old bytes
 //   copy      `copyIn`, `copyOut`: from and to bytes that have an address in this process
 //
 // Who owns which range is its user's business (see block_allocator.h).

@@ -10,6 +10,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "memory/pages.h"
+
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -24,7 +26,7 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 }
 
 size_t wholePages(size_t bytes) {
-  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t page = systemPageBytes();
   return (bytes + page - 1) / page * page;
 }
 
@@ -83,7 +85,7 @@ SharedMemory::~SharedMemory() {
 void SharedMemory::populate(size_t offset, size_t bytes) const {
   if (madvise(data_ + offset, bytes, MADV_POPULATE_WRITE) == 0) return;
   // Kernels before 5.14: touch each page without changing it.
-  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t page = systemPageBytes();
   for (size_t at = offset; at < offset + bytes; at += page) {
     auto* byte = reinterpret_cast<volatile char*>(data_ + at);
     *byte = *byte;
@@ -91,7 +93,8 @@ void SharedMemory::populate(size_t offset, size_t bytes) const {
 }
 
 void SharedMemory::discard(size_t offset, size_t bytes) const {
-  madvise(data_ + offset, bytes, MADV_REMOVE);
+  const PageRange pages = pagesWithin(offset, bytes, systemPageBytes());
+  madvise(data_ + pages.offset, pages.bytes, MADV_REMOVE);
 }
 
 }  // namespace shoal::memory

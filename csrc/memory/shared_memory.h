@@ -28,7 +28,7 @@ class SharedMemory {
   }
   // Makes the pages of [offset, offset + bytes) present: a first touch costs ten times a copy.
   void populate(size_t offset, size_t bytes) const;
-  // Gives the pages back to the system; they read as zero afterwards.
+  // Gives whole pages of the range back to the system; they read as zero afterwards.
   void discard(size_t offset, size_t bytes) const;
 
  private:

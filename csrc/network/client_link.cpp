@@ -208,7 +208,7 @@ struct ClientLink::State {
       push(/*flush=*/false);
       up->write(data, bytes);
     }
-    leaving.then(0, [this, sequence] { sent.store(sequence, std::memory_order_release); });
+    leaving.thenLatest([this, sequence] { sent.store(sequence, std::memory_order_release); });
   }
 
   // A worker that is behind loses nothing if the next messages come together, and both sides save
@@ -242,7 +242,7 @@ struct ClientLink::State {
         }
       } else if (kind == kFrameProgress && body.size() == 3) {
         progress->heartbeat.store(body[2], std::memory_order_relaxed);
-        arriving.then(0, [this, done = body[0], failed = static_cast<uint32_t>(body[1])] {
+        arriving.thenLatest([this, done = body[0], failed = static_cast<uint32_t>(body[1])] {
           progress->failed.store(failed, std::memory_order_relaxed);
           transport::publish(*progress, done);
         });

@@ -13,7 +13,8 @@
 
 namespace shoal::network {
 
-// One thread calls expect(), quiet() and then(), which is the stream; any thread calls arrived().
+// One thread calls expect(), quiet(), then() and thenLatest(), which is the stream; any thread
+// calls arrived().
 class Order {
  public:
   // `held_bytes_max` bounds what waits; more makes the stream wait.
@@ -22,15 +23,15 @@ class Order {
   // From here on everything waits for arrived() with the ticket that this returns.
   uint64_t expect() {
     const std::lock_guard held(mutex_);
-    entries_.push_back({/*waits=*/true, 0, nullptr});
+    entries_.push_back({Kind::kExpected, 0, nullptr});
     return first_ + entries_.size() - 1;
   }
 
   void arrived(uint64_t ticket) {
     {
       const std::lock_guard held(mutex_);
-      entries_[ticket - first_].waits = false;
-      while (!entries_.empty() && !entries_.front().waits) {
+      entries_[ticket - first_].kind = Kind::kStep;
+      while (!entries_.empty() && entries_.front().kind != Kind::kExpected) {
         if (entries_.front().step) entries_.front().step();
         held_bytes_ -= entries_.front().bytes;
         entries_.pop_front();
@@ -47,15 +48,12 @@ class Order {
   }
 
   // Takes `step` when all that is expected has arrived: now, or in the thread that brings the last
-  // of it, before any later step. `bytes` is the memory that it holds until then.
-  void then(size_t bytes, std::function<void()> step) {
-    std::unique_lock held(mutex_);
-    changed_.wait(held, [&] { return held_bytes_ <= held_bytes_max_ || stopped_; });
-    if (stopped_) throw ConnectionLost("the session was closed");
-    if (entries_.empty()) return step();
-    held_bytes_ += bytes;
-    entries_.push_back({/*waits=*/false, bytes, std::move(step)});
-  }
+  // of it, before any later step. `bytes` is the memory that it holds until then, beside itself.
+  void then(size_t bytes, std::function<void()> step) { add(Kind::kStep, bytes, std::move(step)); }
+
+  // The same for steps of which the latest says all that those before it said: only that is kept.
+  // So a slow piece does not make the stream, and with it the heartbeat, wait.
+  void thenLatest(std::function<void()> step) { add(Kind::kLatest, 0, std::move(step)); }
 
   // Who waits in then() gives up.
   void stop() noexcept {
@@ -67,11 +65,29 @@ class Order {
   }
 
  private:
+  enum class Kind : uint8_t { kExpected, kStep, kLatest };
   struct Entry {
-    bool waits;
+    Kind kind;
     size_t bytes;
     std::function<void()> step;
   };
+  // A step that holds nothing is an entry still, with what it captures. If that did not count, who
+  // lets us wait for a piece could make us hold small frames without end.
+  static constexpr size_t kStepBytes = 2 * sizeof(Entry);
+
+  void add(Kind kind, size_t bytes, std::function<void()> step) {
+    std::unique_lock held(mutex_);
+    if (kind == Kind::kLatest && !entries_.empty() && entries_.back().kind == kind) {
+      entries_.back().step = std::move(step);
+      return;
+    }
+    changed_.wait(held, [&] { return held_bytes_ <= held_bytes_max_ || stopped_; });
+    if (stopped_) throw ConnectionLost("the session was closed");
+    if (entries_.empty()) return step();
+    held_bytes_ += bytes + kStepBytes;
+    entries_.push_back({kind, bytes + kStepBytes, std::move(step)});
+  }
+
   const size_t held_bytes_max_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;

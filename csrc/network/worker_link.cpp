@@ -265,7 +265,7 @@ class Link {
         write(batch);
         down_->write(data, copy.bytes);
       }
-      leaving_.then(0, [this, sequence = copy.sequence] {
+      leaving_.thenLatest([this, sequence = copy.sequence] {
         {
           const std::lock_guard held(mutex_);
           out_.release(sequence);

@@ -16,6 +16,10 @@ namespace {
 constexpr int64_t kEagerNs = 30000;
 constexpr int64_t kSliceMs = 50;  // how long one sleep lasts before liveness is checked again
 
+bool isPad(uint64_t header) {
+  return wire::headerKind(header) == static_cast<uint16_t>(wire::Kind::kPad);
+}
+
 }  // namespace
 
 void cpuRelax() {
@@ -105,34 +109,39 @@ RingConsumer::RingConsumer(std::byte* region, size_t capacity, size_t message_by
       message_bytes_max_(message_bytes_max),
       liveness_(std::move(liveness)) {}
 
+// The header of the message at `position`, of which the producer says that `available` bytes are
+// there; 0 if that makes no sense.
+uint64_t RingConsumer::headerAt(uint64_t position, uint64_t available) const {
+  if (available > capacity_ || available % 8 != 0) return 0;
+  const size_t at = position % capacity_;
+  uint64_t header;
+  std::memcpy(&header, data_ + at, sizeof header);
+  const size_t bytes = wire::headerBytes(header);
+  const bool fits = bytes >= 8 && bytes % 8 == 0 && bytes <= available && bytes <= capacity_ - at;
+  return fits && (isPad(header) || bytes <= message_bytes_max_) ? header : 0;
+}
+
+void RingConsumer::copyOut(uint64_t position, uint64_t header,
+                           std::vector<uint64_t>& message) const {
+  message.resize(wire::headerBytes(header) / 8);
+  std::memcpy(message.data(), data_ + position % capacity_, wire::headerBytes(header));
+  message[0] = header;  // the copy that was checked
+}
+
 bool RingConsumer::poll(std::vector<uint64_t>& message) {
   while (true) {
     const uint64_t available = control_->tail.load(std::memory_order_acquire) - head_;
     if (available == 0) return false;
-    if (available > capacity_ || available % 8 != 0) {
-      throw std::length_error("the ring's tail is out of range");
-    }
-    const size_t at = head_ % capacity_;
-    uint64_t header;
-    std::memcpy(&header, data_ + at, sizeof header);
-    const size_t bytes = wire::headerBytes(header);
-    const bool pad = wire::headerKind(header) == static_cast<uint16_t>(wire::Kind::kPad);
-    if (bytes < 8 || bytes % 8 != 0 || bytes > available || bytes > capacity_ - at ||
-        (!pad && bytes > message_bytes_max_)) {
-      throw std::length_error("a message of " + std::to_string(bytes) + " bytes is out of range");
-    }
-    if (!pad) {
-      message.resize(bytes / 8);
-      std::memcpy(message.data(), data_ + at, bytes);
-      message[0] = header;  // the copy that was checked
-    }
-    head_ += bytes;
+    const uint64_t header = headerAt(head_, available);
+    if (header == 0) throw std::length_error("the ring's tail or a message in it is out of range");
+    if (!isPad(header)) copyOut(head_, header, message);
+    head_ += wire::headerBytes(header);
     control_->head.store(head_, std::memory_order_release);
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (control_->producer_sleeps.load(std::memory_order_relaxed) != 0) {
       futexWake(&control_->head);
     }
-    if (!pad) return true;
+    if (!isPad(header)) return true;
   }
 }
 
@@ -140,22 +149,11 @@ bool RingConsumer::peek(uint64_t& cursor, std::vector<uint64_t>& message) const 
   while (true) {
     if (cursor < head_) cursor = head_;
     const uint64_t available = control_->tail.load(std::memory_order_acquire) - cursor;
-    if (available == 0 || available > capacity_ || available % 8 != 0) return false;
-    const size_t at = cursor % capacity_;
-    uint64_t header;
-    std::memcpy(&header, data_ + at, sizeof header);
-    const size_t bytes = wire::headerBytes(header);
-    const bool pad = wire::headerKind(header) == static_cast<uint16_t>(wire::Kind::kPad);
-    if (bytes < 8 || bytes % 8 != 0 || bytes > available || bytes > capacity_ - at ||
-        (!pad && bytes > message_bytes_max_)) {
-      return false;
-    }
-    cursor += bytes;
-    if (pad) continue;
-    message.resize(bytes / 8);
-    std::memcpy(message.data(), data_ + at, bytes);
-    message[0] = header;
-    return true;
+    const uint64_t header = available == 0 ? 0 : headerAt(cursor, available);
+    if (header == 0) return false;
+    if (!isPad(header)) copyOut(cursor, header, message);
+    cursor += wire::headerBytes(header);
+    if (!isPad(header)) return true;
   }
 }
 

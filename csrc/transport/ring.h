@@ -77,6 +77,8 @@ class RingConsumer {
   bool peek(uint64_t& cursor, std::vector<uint64_t>& message) const;
 
  private:
+  uint64_t headerAt(uint64_t position, uint64_t available) const;
+  void copyOut(uint64_t position, uint64_t header, std::vector<uint64_t>& message) const;
   bool ready() const { return control_->tail.load(std::memory_order_acquire) != head_; }
 
   RingControl* control_;

@@ -43,10 +43,11 @@ enum class Kind : uint16_t {
   kGeneratorLoad = 29,  // generator, address
   // A shared memory that was passed (transport/shared_passing.h) becomes the segment: with its
   // bytes, or, for kOpen, with those that it has. Number of the passing, ShareMode, participant.
-  kShare = 30,    // address, bytes, number, mode, participant -> nothing
-  kOpen = 31,     // address, bytes, number, mode, participant -> nothing
-  kUnshare = 32,  // address: the segment moves back to memory of this session alone -> nothing
-  kLast = kUnshare,
+  kShare = 30,       // address, bytes, number, mode, participant -> nothing
+  kOpen = 31,        // address, bytes, number, mode, participant -> nothing
+  kUnshare = 32,     // address: the segment moves back to memory of this session alone -> nothing
+  kEventQuery = 33,  // event, or 0: all before this -> 1 if the device is past it
+  kLast = kEventQuery,
 };
 
 // Flags of kCall.

@@ -91,6 +91,14 @@ Events::Elapsed Events::elapsed(uint64_t start, uint64_t end) {
   return elapsed;
 }
 
+bool Events::isPast(uint64_t event) const {
+  if (device_.is_cpu()) return true;  // nothing is issued there: a call is done when it returns
+  // All calls of the session go to the stream that is current here, so its query speaks for all.
+  if (event == 0) return c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).query();
+  const auto found = device_events_.find(event);
+  return found == device_events_.end() || found->second.query();
+}
+
 void Events::drop(uint64_t event) {
   moments_.erase(event);
   device_events_.erase(event);

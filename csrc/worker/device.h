@@ -42,6 +42,8 @@ class Events {
     double waited_ms;  // of that, for other devices of the lease
   };
   Elapsed elapsed(uint64_t start, uint64_t end);
+  // Whether the device has done all that was issued before the event (0: all so far). Never waits.
+  bool isPast(uint64_t event) const;
   void drop(uint64_t event);
 
  private:

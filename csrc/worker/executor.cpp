@@ -22,6 +22,7 @@ bool expectsReply(Kind kind, uint16_t flags) {
     case Kind::kLocate:
     case Kind::kGeneratorGet:
     case Kind::kEventElapsed:
+    case Kind::kEventQuery:
     case Kind::kSync:
     case Kind::kStats:
     case Kind::kShare:
@@ -175,6 +176,8 @@ void Executor::dispatch(Kind kind, uint16_t flags, Reader& reader) {
       const auto elapsed = events_.elapsed(start, reader.word("event"));
       return reply({wire::asWord(elapsed.all_ms), wire::asWord(elapsed.waited_ms)});
     }
+    case Kind::kEventQuery:
+      return reply({events_.isPast(reader.word("event")) ? 1u : 0u});
     case Kind::kEventDrop:
       return events_.drop(reader.word("event"));
     case Kind::kSync:

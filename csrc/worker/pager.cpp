@@ -1,6 +1,7 @@
 #include "worker/pager.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <utility>
@@ -102,15 +103,17 @@ void Pager::use(Segment& segment, uint64_t sequence, bool writes) {
 
 void Pager::bringIn(Segment& segment, bool ahead) {
   Residency& residency = segment.residency;
-  if (residency.dropped || !residency.swap) {
+  if (residency.dropped) {
     throw wire::ProtocolError("a segment is used after the stream said that it is freed");
   }
+  if (!residency.swap) refuseLost(segment);
   auto* allocator = static_cast<c10::Allocator*>(&arena_);
   c10::DataPtr memory;
   try {
     memory = allocator->allocate(segment.bytes);
   } catch (const c10::OutOfMemoryError&) {
-    if (ahead || residency.swap->tier == SwapBlock::Tier::kAdopted) throw;
+    const bool adopted = residency.swap->tier == SwapBlock::Tier::kAdopted;
+    if (ahead || adopted || exchange_ != nullptr) throw;
     return exchange(segment);
   }
   c10::Storage storage(c10::Storage::use_byte_size_t(), segment.bytes, std::move(memory), allocator,
@@ -140,15 +143,17 @@ void Pager::exchange(Segment& segment) {
   std::vector<std::byte> aside(segment.bytes);
   swap_.read(*residency.swap, 0, aside.data(), segment.bytes);
   count(*residency.swap, static_cast<int64_t>(segment.bytes), /*out=*/false);
+  Exchange exchange;
+  exchange_ = &exchange;
+  const auto end = c10::make_scope_exit([this] { exchange_ = nullptr; });
   swap_.release(*residency.swap);
   residency.swap.reset();
   auto* allocator = static_cast<c10::Allocator*>(&arena_);
   c10::DataPtr memory;
   try {
     memory = allocator->allocate(segment.bytes);
-  } catch (const c10::OutOfMemoryError&) {
-    residency.swap = swap_.allocate(segment.bytes);
-    swap_.write(*residency.swap, 0, aside.data(), segment.bytes);
+  } catch (...) {  // no room after all, or a copy or a peer that failed
+    putBack(segment, aside);
     throw;
   }
   std::copy(aside.begin(), aside.end(), static_cast<std::byte*>(memory.mutable_get()));
@@ -158,6 +163,38 @@ void Pager::exchange(Segment& segment) {
   swapped_.erase(residency.slot);
   add(segment, residency.slot);
   moved(segment);
+}
+
+// An exchange failed: what left for it comes back to the device, as far as `segment` needs the room
+// in swap space that it had before.
+void Pager::putBack(Segment& segment, const std::vector<std::byte>& aside) {
+  Residency& residency = segment.residency;
+  exchange_->failed = true;
+  try {
+    residency.swap = swap_.allocate(segment.bytes);
+    for (size_t i = 0; !residency.swap && i < exchange_->left.size(); ++i) {
+      Residency& other = exchange_->left[i]->residency;
+      bringIn(*exchange_->left[i], /*ahead=*/false);
+      swap_.release(*other.swap);
+      other.swap.reset();
+      other.dirty = true;
+      residency.swap = swap_.allocate(segment.bytes);
+    }
+    if (residency.swap) return swap_.write(*residency.swap, 0, aside.data(), segment.bytes);
+  } catch (const c10::Error&) {
+    if (residency.swap) swap_.release(*residency.swap);
+    residency.swap.reset();
+  }
+  swapped_.erase(residency.slot);
+  refuseLost(segment);
+}
+
+// A disk has failed, or was filled by others, while the only copy of a segment was on its way.
+void Pager::refuseLost(const Segment& segment) {
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "a tensor of ", segment.bytes,
+                   " bytes is lost: the device was full, and its spill directory did not take ",
+                   "back what had been there. Free space there, or start the pool with ",
+                   "$SHOAL_SPILL_DIR set to a directory that can be written.");
 }
 
 void Pager::arrived(Segment& segment) {
@@ -349,6 +386,7 @@ bool Pager::awaitReaders() {
 }
 
 bool Pager::reclaim(uint64_t bytes) {
+  if (exchange_ != nullptr && exchange_->failed) return false;  // what left is coming back
   if (!active_ && !options_.least_recent) copier_ = std::make_unique<Copier>(swap_);
   active_ = true;
   if (lookahead_ != nullptr) lookahead_->advance(now_);
@@ -360,6 +398,9 @@ bool Pager::reclaim(uint64_t bytes) {
     if (segment == nullptr || !evict(*segment)) break;
     got += segment->bytes;
     freed = true;
+    const Residency& gone = segment->residency;
+    const bool in_swap = !gone.dropped && gone.swap->tier != SwapBlock::Tier::kAdopted;
+    if (exchange_ != nullptr && in_swap) exchange_->left.push_back(segment);
   }
   return freed;
 }

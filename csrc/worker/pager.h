@@ -103,6 +103,11 @@ class Pager {
  private:
   static constexpr uint64_t kReservePart = 32;  // of the limit, that can go at once
 
+  struct Exchange {
+    std::vector<Segment*> left;  // for swap space, to make room for what comes
+    bool failed = false;
+  };
+
   static uint64_t nextGap(const Residency& residency);
   double distance(const Segment& segment) const;
   bool evictable(Segment& segment) const;
@@ -122,6 +127,8 @@ class Pager {
   bool takeBackCopies(uint64_t bytes);
   void bringIn(Segment& segment, bool ahead);
   void exchange(Segment& segment);
+  void putBack(Segment& segment, const std::vector<std::byte>& aside);
+  [[noreturn]] static void refuseLost(const Segment& segment);
   void arrived(Segment& segment);
   void count(const SwapBlock& block, int64_t bytes, bool out);
   void add(Segment& segment, uint32_t slot);
@@ -136,10 +143,11 @@ class Pager {
   std::unordered_map<uint32_t, Segment*> swapped_;   // by slot
   std::vector<std::pair<double, Segment*>> ranked_;  // scratch of `keepReserve`
   PagerCounters counters_;
-  uint64_t now_ = 0;           // the message that runs
-  size_t incoming_ = 0;        // segments on their way in
-  bool active_ = false;        // something was reclaimed: the future matters from now on
-  bool reserve_full_ = false;  // nothing has left since the reserve was found full
+  Exchange* exchange_ = nullptr;  // the one under way
+  uint64_t now_ = 0;              // the message that runs
+  size_t incoming_ = 0;           // segments on their way in
+  bool active_ = false;           // something was reclaimed: the future matters from now on
+  bool reserve_full_ = false;     // nothing has left since the reserve was found full
 };
 
 }  // namespace shoal::worker

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import mmap
 import os
 import socket
 import ssl
@@ -15,14 +17,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import shoal
 from shoal import _core
 from shoal.pool import tls
 from shoal.pool.identity import Authority
-from tests.support.data_client import ANSWER
+from tests.support import processes
+from tests.support.data_client import ANSWER, KIND, message
 from tests.support.waiting import wait_until
 
 PROGRESS, DATA, GOODBYE, SYNC = 0x100, 0x101, 0x102, 20
 SECRET = bytes(range(32))
+MiB = 2**20
+PIECE_BYTES = 2**18
+RING_CONTROL_BYTES = 256  # in front of a ring's messages; its first word is the tail
 
 
 def frame(kind: int, *words: int, size: int | None = None) -> bytes:
@@ -44,11 +51,16 @@ class FakeWorker:
     """The far end of a link, in this process: greets as a worker does, and then says anything."""
 
     def __init__(
-        self, node: tls.Identity, client: tls.Identity, server_name: str = "me.node.shoal"
+        self,
+        node: tls.Identity,
+        client: tls.Identity,
+        server_name: str = "me.node.shoal",
+        lanes: int = 0,
     ) -> None:
-        pairs = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+        pairs = [socket.create_server(("127.0.0.1", 0)) for _ in range(2 + lanes)]
         self.heard: list[bytes] = []
-        self.connections: dict[int, ssl.SSLSocket] = {}
+        self.connections: dict[int, ssl.SSLSocket] = {}  # by purpose
+        self.lanes: dict[int, ssl.SSLSocket] = {}  # beside the stream down
         context = tls.server_context(node)
 
         def greet(listener: socket.socket) -> None:
@@ -57,7 +69,12 @@ class FakeWorker:
                 connection = context.wrap_socket(plain, server_side=True)
                 greeting = connection.recv(40)
                 self.heard.append(greeting)
-                self.connections[struct.unpack_from("<I", greeting, 32)[0]] = connection
+                purpose, member = struct.unpack_from("<II", greeting, 32)
+                lane = member & 0xFFFF
+                if lane:
+                    self.lanes[lane] = connection
+                else:
+                    self.connections[purpose] = connection
                 connection.sendall(ANSWER)
 
         threads = [threading.Thread(target=greet, args=(pair,)) for pair in pairs]
@@ -84,15 +101,34 @@ class FakeWorker:
         with contextlib.suppress(OSError):
             self.connections[2].sendall(what)
 
+    def announce_piece(self) -> None:
+        """The client asks for a piece, and hears that lane 1 has its bytes, which do not come."""
+        self.memory = ctypes.create_string_buffer(PIECE_BYTES)
+        asked = message(KIND["copy_out"], 1 << 52, PIECE_BYTES, ctypes.addressof(self.memory))
+        requests, _replies, progress, _places = self.link.fds()
+        for fd in (_replies, _places):
+            os.close(fd)
+        with open(requests, "r+b") as file, mmap.mmap(file.fileno(), 0) as ring:
+            ring[RING_CONTROL_BYTES : RING_CONTROL_BYTES + len(asked)] = asked
+            ring[:8] = struct.pack("<Q", len(asked))
+        self.progress = mmap.mmap(progress, 0)
+        os.close(progress)
+        assert self.connections[1].recv(len(asked))[:16] == asked[:16]
+        self.say(frame(DATA, PIECE_BYTES, 1))
+
+    def completed(self) -> int:
+        """The last message that the client holds to be done."""
+        return int.from_bytes(self.progress[:8], "little")
+
     def close(self) -> None:
         self.link.stop()
-        for connection in self.connections.values():
+        for connection in [*self.connections.values(), *self.lanes.values()]:
             connection.close()
 
 
 @contextlib.contextmanager
-def fake(identities: tuple[tls.Identity, tls.Identity]) -> Iterator[FakeWorker]:
-    worker = FakeWorker(*identities)
+def fake(identities: tuple[tls.Identity, tls.Identity], lanes: int = 0) -> Iterator[FakeWorker]:
+    worker = FakeWorker(*identities, lanes=lanes)
     try:
         yield worker
     finally:
@@ -156,3 +192,68 @@ def test_any_bytes_of_a_worker(identities: tuple[tls.Identity, tls.Identity]) ->
             wait_until(lambda: worker.link.failure() != "", 5, "the end is noticed")
 
     check()
+
+
+def test_progress_that_waits_for_a_slow_piece_is_not_hoarded(
+    identities: tuple[tls.Identity, tls.Identity],
+) -> None:
+    """Only the latest counts, so half a million cost no more than one, which is not lost."""
+    with fake(identities, lanes=1) as worker:
+        worker.announce_piece()
+        before = processes.resident_bytes(os.getpid())
+        frames, batch = 2**19, 512
+        for first in range(1, frames, batch):
+            worker.say(b"".join(frame(PROGRESS, n, 0, n) for n in range(first, first + batch)))
+            worker.lanes[1].sendall(b"\x07")  # it drips: the lane is not silent
+        heartbeat = slice(64, 72)  # of the progress page; it waits for no piece
+        last = frames.to_bytes(8, "little")
+        wait_until(lambda: worker.progress[heartbeat] == last, 30, "all frames were read")
+        assert worker.completed() == 0  # the piece is not there
+        assert processes.resident_bytes(os.getpid()) - before < 16 * MiB
+        worker.lanes[1].sendall(b"\x07" * (PIECE_BYTES - frames // batch))
+        wait_until(lambda: worker.completed() == frames, 5, "the piece is there")
+        assert worker.memory.raw == b"\x07" * PIECE_BYTES
+        assert worker.link.failure() == ""
+
+
+def flood(connection: ssl.SSLSocket, what: bytes, times: int) -> None:
+    for _ in range(times):
+        connection.send(what)
+
+
+def test_replies_that_nobody_asked_for_end_the_session(
+    identities: tuple[tls.Identity, tls.Identity],
+) -> None:
+    """Those for other threads are kept for them, but not without end."""
+    here, there = socket.socketpair()
+    with fake(identities) as worker, there:
+        member = _core.Member(
+            socket=here.detach(),
+            fds=worker.link.fds(),
+            arena_bytes=0,
+            memory_bytes=MiB,
+            spill_bytes=0,
+            name="far",
+            is_cpu=False,
+            link=worker.link,
+        )
+        _core.attach(7, [member])
+        try:
+            worker.say(b"".join(frame(SYNC, number) for number in range(1000, 6000)))
+            with pytest.raises(shoal.DeviceLostError, match="nobody asked for"):
+                _core.synchronize(0)
+        finally:
+            _core.detach()
+
+
+def test_replies_that_wait_for_a_slow_piece_stop_their_sender(
+    identities: tuple[tls.Identity, tls.Identity],
+) -> None:
+    """However small they are. The link can still be closed."""
+    with fake(identities, lanes=1) as worker:
+        worker.announce_piece()
+        down = worker.connections[2]
+        down.settimeout(1)
+        replies = frame(SYNC, 1) * 512
+        with pytest.raises(TimeoutError):
+            flood(down, replies, times=32 * MiB // len(replies))

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import shoal
-from shoal.pool import frames, local, messages, share_server
+from shoal.pool import frames, local, messages, node_messages, share_messages, share_server
 from shoal.pool.home import socket_name
 from shoal.pool.local import URL_PREFIX
 from tests.support import processes
@@ -176,33 +176,33 @@ def grant(pool: shoal.Pool) -> tuple[object, str]:
     return head, lease.devices[0].token
 
 
-LAYOUT = messages.ShareLayout("float32", [4], [1], 0)
+LAYOUT = share_messages.ShareLayout("float32", [4], [1], 0)
 
 
 def test_the_share_server_believes_nothing(pool: shoal.Pool) -> None:
     head, token = grant(pool)
-    good = messages.ShareCreate(token, 16, "read", LAYOUT)
+    good = share_messages.ShareCreate(token, 16, "read", LAYOUT)
     unsealed = os.memfd_create("loose", os.MFD_ALLOW_SEALING)
     os.ftruncate(unsealed, 4096)
     short = share_server.make_memory(4096)
     device = os.open("/dev/zero", os.O_RDWR)
-    large = messages.ShareCreate(token, 2**50, "read", LAYOUT)
+    large = share_messages.ShareCreate(token, 2**50, "read", LAYOUT)
     cases: list[tuple[messages.Message, list[int]]] = [
         (good, []),
         (good, [unsealed]),
         (good, [device]),
-        (messages.ShareCreate(token, 5000, "read", LAYOUT), [short]),
-        (messages.ShareCreate(token, 0, "read", LAYOUT), [short]),
+        (share_messages.ShareCreate(token, 5000, "read", LAYOUT), [short]),
+        (share_messages.ShareCreate(token, 0, "read", LAYOUT), [short]),
         (large, [short]),
-        (messages.ShareCreate("wrong token", 16, "read", LAYOUT), [short]),
-        (messages.ShareOpen(token, "none", "none"), []),
-        (messages.ShareOpen("wrong token", "none", "none"), []),
-        (messages.ShareAcquire("none", "none"), []),
-        (messages.ShareRelease("none", ""), []),
-        (messages.ShareEnd("", ""), []),
-        (messages.ShareList("wrong token"), []),
+        (share_messages.ShareCreate("wrong token", 16, "read", LAYOUT), [short]),
+        (share_messages.ShareOpen(token, "none", "none"), []),
+        (share_messages.ShareOpen("wrong token", "none", "none"), []),
+        (share_messages.ShareAcquire("none", "none"), []),
+        (share_messages.ShareRelease("none", ""), []),
+        (share_messages.ShareEnd("", ""), []),
+        (share_messages.ShareList("wrong token"), []),
         (messages.Look(), []),
-        (messages.Grant("token", 1, 2**40), []),
+        (node_messages.Grant("token", 1, 2**40), []),
     ]
     for request, fds in cases:
         with visit(pool) as connection:
@@ -225,13 +225,15 @@ def test_a_program_that_is_gone_before_its_answer_leaves_no_share(pool: shoal.Po
     memory = share_server.make_memory(16)
     for _ in range(20):
         with visit(pool) as connection:
-            frames.send(connection, messages.ShareCreate(token, 16, "exclusive", LAYOUT), [memory])
+            frames.send(
+                connection, share_messages.ShareCreate(token, 16, "exclusive", LAYOUT), [memory]
+            )
 
     def listed() -> int:
         with visit(pool) as connection:
-            frames.send(connection, messages.ShareList(token))
+            frames.send(connection, share_messages.ShareList(token))
             reply = answer(connection)
-            assert isinstance(reply, messages.ShareListing)
+            assert isinstance(reply, share_messages.ShareListing)
             return len(reply.shares)
 
     wait_until(lambda: listed() == 0, 5, "their lines are closed, so they are gone")

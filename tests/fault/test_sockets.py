@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import shoal
-from shoal.pool import frames, local, messages
+from shoal.pool import frames, local, messages, node_messages
 from shoal.pool.home import socket_name
 from shoal.pool.local import URL_PREFIX
 from tests.support import processes
@@ -60,8 +60,8 @@ MALFORMED = {
     "not msgpack": struct.pack("<I", 4) + b"\xc1\xc1\xc1\xc1",
     "not utf-8": struct.pack("<I", 10) + b"\x81\xa4type\xa3\xff\xfe\xfd",
     "deep": struct.pack("<I", 60_000) + b"\x91" * 60_000,
-    "wrong kind": frames.encode(messages.Ready(2**40, 9)),
-    "wrong way": frames.encode(messages.Grant("token", 1, 2**40)),
+    "wrong kind": frames.encode(node_messages.Ready(2**40, 9)),
+    "wrong way": frames.encode(node_messages.Grant("token", 1, 2**40)),
     "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
 }
 

@@ -20,7 +20,7 @@ import torch
 
 import shoal
 from shoal.errors import PoolError, ProtocolError
-from shoal.pool import client, codes, frames, joining, limits, messages, tls
+from shoal.pool import client, codes, frames, joining, limits, messages, node_messages, tls
 from tests.support import processes, programs
 from tests.support.standing import StandingPool, free_port
 from tests.support.waiting import wait_until
@@ -227,7 +227,7 @@ REQUESTS: list[messages.Message] = [
     messages.MakeCode("client", 60),
     messages.RevokeClient("ana"),
     messages.ReadAudit(10),
-    messages.NodeHello("evil", "m", "0", 0.0, False, [], [], []),
+    node_messages.NodeHello("evil", "m", "0", 0.0, False, [], [], []),
     messages.Attach(messages.Versions("0", "0", 0), "x", 1, 1),
     messages.Beat(),
 ]
@@ -361,8 +361,8 @@ def test_a_client_may_not_govern(open_pool: StandingPool, ana: tls.Identity) -> 
         messages.RevokeClient(ana.name),
         messages.ListClients(),
         messages.ReadAudit(5),
-        messages.NodeHello(ana.name, "m", "0", 0.0, False, [], [], []),
-        messages.Grant("token", 1, MiB),
+        node_messages.NodeHello(ana.name, "m", "0", 0.0, False, [], [], []),
+        node_messages.Grant("token", 1, MiB),
     ):
         with client.Connection(ana.url) as connection:
             with pytest.raises(shoal.LeaseError, match="does not say"):

@@ -11,6 +11,7 @@ from torch import nn
 
 import shoal
 from shoal import memory
+from tests.support import processes
 from tests.support.compare import same_bits
 
 MiB = 2**20
@@ -206,6 +207,21 @@ def test_fresh_memory_holds_nothing_of_another_session(four: shoal.Pool) -> None
             large = [torch.empty(MiB, device="shoal") for _ in range(12)]
             small = [torch.empty(100, device="shoal") for _ in range(500)]
             assert not any(x.cpu().any() for x in large + small)
+
+
+def test_emptying_the_cache_gives_swap_space_back_and_loses_nothing() -> None:
+    spec = "cpu,memory=8MiB,host=64MiB,disk=0,threads=1"
+    with shoal.up([spec]) as pool, shoal.connect(pool.url) as lease:
+        kept = [torch.full((300_001,), float(i), device="shoal") for i in range(40)]  # 45 MiB
+        torch.shoal.synchronize()
+        before = processes.resident_bytes(lease.worker_pids[0])
+        left = {i: kept[i] for i in range(1, 40, 2)}  # what goes lies between what stays
+        del kept
+        torch.shoal.empty_cache()
+        torch.shoal.synchronize()
+        given = before - processes.resident_bytes(lease.worker_pids[0])
+        assert given > 8 * MiB  # more than the device has
+        assert all((x == float(i)).all().item() for i, x in left.items())
 
 
 def test_watching_says_what_an_optimal_pager_would_have_moved() -> None:

@@ -6,7 +6,6 @@ import contextlib
 import socket
 import ssl
 import struct
-from types import TracebackType
 
 from shoal import _core  # noqa: F401  (the core first: it sets up torch)
 from shoal.device import network
@@ -68,12 +67,7 @@ class DataClient:
     def __enter__(self) -> DataClient:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.attached.connection.close()
         with contextlib.suppress(Exception):
             self.head.ask(messages.Release(), 10)

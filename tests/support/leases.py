@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
 
 import torch
@@ -33,12 +32,7 @@ class SharedLease:
     def __enter__(self) -> SharedLease:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
         if self._pool is not None:
             self._pool.close()

@@ -6,7 +6,6 @@ import ctypes
 import os
 import secrets
 import subprocess
-from types import TracebackType
 
 import pytest
 
@@ -95,10 +94,5 @@ class Hosts:
         for name in (*(h.name for h in self.hosts), self._switch):
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._remove()

@@ -7,7 +7,6 @@ import os
 import select
 import signal
 import time
-from types import TracebackType
 from typing import Any
 
 from tests.support import programs
@@ -92,11 +91,6 @@ class Partner:
     def __enter__(self) -> Partner:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.kill()

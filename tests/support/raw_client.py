@@ -12,7 +12,6 @@ import socket
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
-from types import TracebackType
 
 from shoal.pool import frames, local, messages
 from tests.support.waiting import wait_until
@@ -50,6 +49,7 @@ class Kind(IntEnum):
     BACKWARD = 23
     GRAPH_DROP = 24
     TRIM = 25
+    EVENT_QUERY = 33
 
 
 class Error(IntEnum):
@@ -143,12 +143,7 @@ class RawClient:
     def __enter__(self) -> RawClient:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.socket.close()
         self.head.close()
 

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
 
 from shoal.pool import client, messages, tls
 from shoal.pool.home import local_pool_id
@@ -159,12 +158,7 @@ class StandingPool:
     def __enter__(self) -> StandingPool:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         pids = self.pids()
         self.stop()
         wait_until(lambda: not any(map(processes.alive, pids)), 5, "nothing of the pool is left")

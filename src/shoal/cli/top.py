@@ -12,6 +12,7 @@ from shoal.cli.common import ago, amount, json_option, pool_option, pool_url, pr
 from shoal.cli.look import look
 from shoal.errors import ShoalError
 from shoal.pool import messages
+from shoal.pool.fields import SessionPart
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,9 +27,7 @@ class Rate:
     bytes_out: float = 0.0
 
 
-def rates(
-    before: messages.PoolStatus | None, now: messages.PoolStatus
-) -> dict[messages.SessionPart, Rate]:
+def rates(before: messages.PoolStatus | None, now: messages.PoolStatus) -> dict[SessionPart, Rate]:
     """By device and session. A session that was not there before has none yet."""
     if before is None or now.now <= before.now:
         return {}
@@ -88,7 +87,7 @@ def _print_lines(url: str, every_s: float, count: int | None) -> None:
             time.sleep(every_s)
 
 
-def page(now: messages.PoolStatus, found: dict[messages.SessionPart, Rate]) -> RenderableType:
+def page(now: messages.PoolStatus, found: dict[SessionPart, Rate]) -> RenderableType:
     """What is shown: a table of devices above one of sessions."""
     from rich.console import Group
     from rich.table import Table

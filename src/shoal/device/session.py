@@ -12,7 +12,6 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Literal, get_args
 
 import msgspec
@@ -22,6 +21,7 @@ from shoal import _core
 from shoal.device import network
 from shoal.errors import LeaseError, ProtocolError
 from shoal.pool import client, frames, home, local, messages
+from shoal.pool.fields import SessionPart
 from shoal.pool.keeper import Keeper
 from shoal.pool.spec import parse_memory
 
@@ -122,7 +122,7 @@ class Lease:
         for copy in self._sockets:
             copy.close()
 
-    def _on_lost(self, parts: list[messages.SessionPart], reason: str) -> None:
+    def _on_lost(self, parts: list[SessionPart], reason: str) -> None:
         """Runs in the keeper's thread: whoever waits for these devices gets DeviceLostError now."""
         if self._closing:
             return
@@ -150,12 +150,7 @@ class Lease:
     def __enter__(self) -> Lease:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

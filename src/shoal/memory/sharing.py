@@ -14,7 +14,6 @@ import time
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TypeVar
 
 import torch
@@ -22,7 +21,7 @@ import torch
 from shoal import _core
 from shoal.device import session
 from shoal.errors import ProtocolError, ShareError
-from shoal.pool import frames, home, limits, messages
+from shoal.pool import frames, home, limits, messages, share_messages
 from shoal.pool.client import LOCAL_PREFIX, default_url
 from shoal.pool.process import check_same_user
 from shoal.pool.share_server import make_memory, socket_address
@@ -55,12 +54,7 @@ class Handle(str):
     def __enter__(self) -> Handle:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         unshare(self)
 
 
@@ -96,7 +90,7 @@ _parts: weakref.WeakKeyDictionary[session.Lease, list[_Part]] = weakref.WeakKeyD
 # --- sharing ---------------------------------------------------------------------------------------
 
 
-def share(tensor: torch.Tensor, mode: messages.ShareMode = "read") -> Handle:
+def share(tensor: torch.Tensor, mode: share_messages.ShareMode = "read") -> Handle:
     """Lets other programs of yours on this machine have this tensor's memory: the same bytes, no copy.
 
     The tensor stays alive and shared until `unshare`, or until this program's lease ends.
@@ -119,15 +113,17 @@ def share(tensor: torch.Tensor, mode: messages.ShareMode = "read") -> Handle:
     member = _local_member(lease, tensor.device.index or 0)
     device = lease.granted[member]
     storage = tensor.untyped_storage()
-    layout = messages.ShareLayout(
+    layout = share_messages.ShareLayout(
         str(tensor.dtype).removeprefix("torch."), list(tensor.shape), list(tensor.stride()),
         int(tensor.storage_offset()),
     )  # fmt: skip
-    request = messages.ShareCreate(device.token, storage.nbytes(), mode, layout)
+    request = share_messages.ShareCreate(device.token, storage.nbytes(), mode, layout)
     memory = make_memory(storage.nbytes())
     fds = [memory]
     try:
-        made, received = _ask(socket_address(device.address), request, messages.ShareMade, [memory])
+        made, received = _ask(
+            socket_address(device.address), request, share_messages.ShareMade, [memory]
+        )
         fds += received
         if len(received) != 2:
             raise ShareError("the node answered without the descriptors that belong to a share")
@@ -156,9 +152,9 @@ def open(handle: str) -> torch.Tensor:
     name = _parse(handle)
     lease = _lease_for(name)
     device = _device_for(lease, name)
-    request = messages.ShareOpen(device.token, name.share, name.secret)
+    request = share_messages.ShareOpen(device.token, name.share, name.secret)
     address = socket_address(device.address)
-    opened, fds = _ask(address, request, messages.ShareOpened)
+    opened, fds = _ask(address, request, share_messages.ShareOpened)
     try:
         if len(fds) != 3:
             raise ShareError("the node answered without the descriptors that belong to a share")
@@ -192,7 +188,7 @@ def unshare(what: str | torch.Tensor) -> None:
     tensor = part.owned
     assert tensor is not None
     with suppress(ShareError):  # the directory may have taken it back already
-        _ask(part.address, messages.ShareEnd(part.name.share, part.key), messages.Done)
+        _ask(part.address, share_messages.ShareEnd(part.name.share, part.key), messages.Done)
     lease = session.current()
     if lease is not None:
         _parts[lease].remove(part)
@@ -211,12 +207,7 @@ class Acquired:
     def __enter__(self) -> Acquired:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _release(self._part)
 
 
@@ -231,12 +222,12 @@ def acquire(what: str | torch.Tensor, *, timeout_s: float = ACQUIRE_S) -> Acquir
     ...     weights.add_(update)
     """
     part = _part_of(what)
-    request = messages.ShareAcquire(part.name.share, part.key)
+    request = share_messages.ShareAcquire(part.name.share, part.key)
     try:
         _ask(part.address, request, messages.Done, timeout_s=timeout_s)
     except _Late:
         # It may have been given to us at this very moment.
-        _ask(part.address, messages.ShareRelease(part.name.share, part.key), messages.Done)
+        _ask(part.address, share_messages.ShareRelease(part.name.share, part.key), messages.Done)
         raise ShareError(
             f"another program held this memory for {timeout_s:g} s; shoal.shares() says which. Wait "
             "longer with shoal.acquire(…, timeout_s=…)"
@@ -258,13 +249,15 @@ def _release(part: _Part) -> None:
         _core.synchronize(0)
     finally:
         with suppress(ShareError):  # what was taken back needs no release; the next use says so
-            _ask(part.address, messages.ShareRelease(part.name.share, part.key), messages.Done)
+            _ask(
+                part.address, share_messages.ShareRelease(part.name.share, part.key), messages.Done
+            )
 
 
 # --- to look at ------------------------------------------------------------------------------------
 
 
-def shares() -> list[messages.ShareInfo]:
+def shares() -> list[share_messages.ShareInfo]:
     """What your programs share on this machine with the nodes of this program's lease.
 
     >>> for share in shoal.shares():
@@ -273,11 +266,13 @@ def shares() -> list[messages.ShareInfo]:
     session.ensure()
     lease = session.current()
     assert lease is not None
-    found: list[messages.ShareInfo] = []
+    found: list[share_messages.ShareInfo] = []
     nodes = {_place_of(d): d for d in lease.granted if _is_here(d)}
     for device in nodes.values():
         listing, _ = _ask(
-            socket_address(device.address), messages.ShareList(device.token), messages.ShareListing
+            socket_address(device.address),
+            share_messages.ShareList(device.token),
+            share_messages.ShareListing,
         )
         found += listing.shares
     return found
@@ -361,7 +356,7 @@ def _device_for(lease: session.Lease, name: _Name) -> messages.GrantedDevice:
     )
 
 
-def _check_layout(layout: messages.ShareLayout, size: int) -> torch.dtype:
+def _check_layout(layout: share_messages.ShareLayout, size: int) -> torch.dtype:
     """Nothing outside of the memory is described."""
     dtype = getattr(torch, layout.dtype, None)
     if not isinstance(dtype, torch.dtype) or len(layout.sizes) != len(layout.strides):

@@ -23,7 +23,7 @@ import msgspec
 
 import shoal
 from shoal.errors import ProtocolError
-from shoal.pool import home, limits, messages, process
+from shoal.pool import home, limits, messages, node_messages, process
 from shoal.pool.channel import Channel, Closed, open_channel
 from shoal.pool.profile_cache import ProfileCache
 from shoal.pool.profiling import PROBE_EPOCH, Profiler
@@ -53,13 +53,13 @@ class Server:
     port: int
     started: float
     channel: Channel | None = None
-    ready: messages.Ready | None = None
+    ready: node_messages.Ready | None = None
     ended: bool = False
-    held: dict[int, messages.Grant] = field(default_factory=dict)  # by session
+    held: dict[int, node_messages.Grant] = field(default_factory=dict)  # by session
 
-    def announcement(self) -> messages.NodeDevice:
+    def announcement(self) -> node_messages.NodeDevice:
         assert self.ready is not None
-        return messages.NodeDevice(
+        return node_messages.NodeDevice(
             index=self.index,
             name=self.spec.name,
             device=self.spec.device,
@@ -184,13 +184,13 @@ class Agent:
         self.head = channel  # what happens from now on is told after the hello
         for server in self.servers:
             if server.ended:
-                self._say(messages.DeviceDown(server.index, _why(server), self.starting))
+                self._say(node_messages.DeviceDown(server.index, _why(server), self.starting))
         patience_s: float | None = limits.ANSWER_S
         beating: asyncio.Future[None] | None = None
         try:
             while True:
                 message = await channel.receive(patience_s)
-                if isinstance(message, messages.NodeWelcome):
+                if isinstance(message, node_messages.NodeWelcome):
                     patience_s = limits.SILENCE_S if message.beat_s else None
                     beating = asyncio.ensure_future(self._beat(channel, message.beat_s))
                     self._welcomed = True
@@ -204,14 +204,14 @@ class Agent:
                 beating.cancel()
             channel.abort()
 
-    def _hello(self) -> messages.NodeHello:
+    def _hello(self) -> node_messages.NodeHello:
         ready = [s for s in self.servers if s.ready is not None and not s.ended]
         held = [
-            messages.HeldSession(s.index, g.session, g.lease, g.epoch)
+            node_messages.HeldSession(s.index, g.session, g.lease, g.epoch)
             for s in ready
             for g in s.held.values()
         ]
-        return messages.NodeHello(
+        return node_messages.NodeHello(
             node=self.node,
             machine=home.machine_id(),
             shoal=shoal.__version__,
@@ -242,7 +242,7 @@ class Agent:
                 return
             case messages.Refusal(reason):
                 raise ProtocolError(reason)
-            case messages.NodeGrant(index, grant):
+            case node_messages.NodeGrant(index, grant):
                 server = self._server(index)
                 if server is None:
                     return  # it has just ended: the head will hear of it
@@ -251,23 +251,23 @@ class Agent:
                 server.held[grant.session] = grant
                 assert server.channel is not None
                 server.channel.send(grant)
-                self._say(messages.NodeGranted(index, grant.session, grant.epoch))
-            case messages.NodeRevoke(index, session):
+                self._say(node_messages.NodeGranted(index, grant.session, grant.epoch))
+            case node_messages.NodeRevoke(index, session):
                 server = self._server(index)
                 if server is None:
                     return
                 assert server.channel is not None
-                server.channel.send(messages.Revoke(session))
+                server.channel.send(node_messages.Revoke(session))
                 self._let_go(server, session)
                 self._note_change()
-            case messages.NodeMeasure(indices):
+            case node_messages.NodeMeasure(indices):
                 if self._profiler is not None:
                     self._profiler.refresh(set(indices))
             case _:
                 raise ProtocolError(f"a head does not say {type(message).__name__}")
 
     def _report_profile(self, index: int, profile: DeviceProfile) -> None:
-        self._say(messages.DeviceMeasured(index, profile))
+        self._say(node_messages.DeviceMeasured(index, profile))
 
     def _note_change(self) -> None:
         if self._profiler is not None:
@@ -311,12 +311,12 @@ class Agent:
         try:
             while True:
                 message = await server.channel.receive(None)
-                if isinstance(message, messages.Ready):
+                if isinstance(message, node_messages.Ready):
                     server.ready = message
-                    self._say(messages.DeviceUp(server.announcement(), self.starting))
+                    self._say(node_messages.DeviceUp(server.announcement(), self.starting))
                     self._settle()
                     self._device_ready(server)
-                elif isinstance(message, messages.SessionEnded):
+                elif isinstance(message, node_messages.SessionEnded):
                     self._session_ended(server, message)
         except ProtocolError:
             pass
@@ -326,7 +326,7 @@ class Agent:
         server.ended = True
         for session in list(server.held):
             self._let_go(server, session)
-        self._say(messages.DeviceDown(server.index, _why(server), self.starting))
+        self._say(node_messages.DeviceDown(server.index, _why(server), self.starting))
         self._settle()
 
     def _device_ready(self, server: Server) -> None:
@@ -337,7 +337,7 @@ class Agent:
             self._report_profile(server.index, known)
         self._profiler.changed()
 
-    def _session_ended(self, server: Server, message: messages.SessionEnded) -> None:
+    def _session_ended(self, server: Server, message: node_messages.SessionEnded) -> None:
         if message.epoch == PROBE_EPOCH:
             return  # it was the agent's own
         held = server.held.get(message.session)
@@ -345,15 +345,17 @@ class Agent:
             self._let_go(server, message.session)
         self._note_change()
         self._say(
-            messages.NodeSessionEnded(server.index, message.session, message.epoch, message.reason)
+            node_messages.NodeSessionEnded(
+                server.index, message.session, message.epoch, message.reason
+            )
         )
 
     # --- leases ------------------------------------------------------------------------------------
 
-    def _grants(self) -> Iterator[messages.Grant]:
+    def _grants(self) -> Iterator[node_messages.Grant]:
         return (grant for server in self.servers for grant in server.held.values())
 
-    def _grant_by_token(self, token: str) -> messages.Grant | None:
+    def _grant_by_token(self, token: str) -> node_messages.Grant | None:
         known = token.encode()
         found = (g for g in self._grants() if hmac.compare_digest(g.token.encode(), known))
         return next(found, None)

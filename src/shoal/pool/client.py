@@ -6,7 +6,6 @@ import os
 import socket
 import ssl
 import time
-from types import TracebackType
 
 from shoal.errors import LeaseError, PoolError, ProtocolError
 from shoal.pool import frames, home, limits, messages, tls
@@ -122,12 +121,7 @@ class Connection:
     def __enter__(self) -> Connection:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

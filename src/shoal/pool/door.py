@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.errors import ProtocolError
-from shoal.pool import frames, limits, messages, tls
+from shoal.pool import frames, limits, messages, node_messages, tls
 
 VISITORS_MAX = 64
 
@@ -50,14 +50,14 @@ class Visitor:
     peer: tls.Peer | None = None  # once the handshake is done
 
 
-def no_grant(attach: messages.Attach, client: str) -> messages.Grant:
+def no_grant(attach: messages.Attach, client: str) -> node_messages.Grant:
     raise ProtocolError("this device server grants nothing")
 
 
 class Door:
     def __init__(self, listener: socket.socket, identity: Path) -> None:
         self.listener = listener
-        self.check: Callable[[messages.Attach, str], messages.Grant] = no_grant
+        self.check: Callable[[messages.Attach, str], node_messages.Grant] = no_grant
         self.identity = tls.Identity.load(identity)
         self._context = tls.server_context(self.identity)
         self._visitors: dict[socket.socket, Visitor] = {}

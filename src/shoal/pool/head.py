@@ -17,10 +17,11 @@ from dataclasses import dataclass
 
 import shoal
 from shoal.errors import ProtocolError
-from shoal.pool import limits, messages
+from shoal.pool import limits, messages, node_messages
 from shoal.pool.channel import Channel, Closed
 from shoal.pool.codes import JoinRefused
 from shoal.pool.enrolment import Enrolment
+from shoal.pool.fields import SessionPart
 from shoal.pool.leases import Granted, LeaseRefused, LeaseTable, Lost, Request, Share
 from shoal.pool.nodes import Node, Nodes
 from shoal.pool.process import check_same_user
@@ -68,7 +69,7 @@ class Head:
         self.table = table or LeaseTable()
         self.nodes = Nodes(self.table, store)
         self.holders: dict[int, Holder] = {}
-        self.uses: dict[messages.SessionPart, messages.SessionUse] = {}
+        self.uses: dict[SessionPart, messages.SessionUse] = {}
         self.connections: dict[str, set[Channel]] = {}  # by name, of those with a certificate
         self.started = time.time()
         self.counts = {"leases_granted": 0, "leases_refused": 0, "nodes_lost": 0}
@@ -153,7 +154,7 @@ class Head:
             known.discard(channel)
 
     async def _serve(self, channel: Channel, name: str, role: str, first: messages.Message) -> None:
-        if isinstance(first, messages.NodeHello) and (name == OWNER or role == "node"):
+        if isinstance(first, node_messages.NodeHello) and (name == OWNER or role == "node"):
             if name != OWNER and first.node != name:
                 channel.send(messages.refusal(f"the certificate is for {name}, not {first.node}"))
                 return
@@ -167,7 +168,7 @@ class Head:
 
     # --- nodes -------------------------------------------------------------------------------------
 
-    async def _serve_node(self, channel: Channel, hello: messages.NodeHello) -> None:
+    async def _serve_node(self, channel: Channel, hello: node_messages.NodeHello) -> None:
         try:
             if hello.shoal != shoal.__version__:
                 raise ProtocolError(
@@ -179,7 +180,7 @@ class Head:
         except ProtocolError as error:
             channel.send(messages.refusal(str(error)))
             return
-        channel.send(messages.NodeWelcome(self.pool, limits.BEAT_S if self.standing else 0.0))
+        channel.send(node_messages.NodeWelcome(self.pool, limits.BEAT_S if self.standing else 0.0))
         self._tell_lost(lost, f"node {node.name} was started anew")
         self._change()
         if not self.standing:
@@ -202,21 +203,21 @@ class Head:
             case messages.Beat():
                 node.send(messages.Beat())
                 return
-            case messages.NodeGranted(index, session, epoch):
+            case node_messages.NodeGranted(index, session, epoch):
                 if index in node.numbers:  # else it has just ended, and the grant with it
                     self._taken_grants.add((node.numbers[index], session, epoch))
                 self._change()
                 return
-            case messages.DeviceMeasured():
+            case node_messages.DeviceMeasured():
                 self.nodes.measured(node, message)
                 return
-            case messages.DeviceUp():
+            case node_messages.DeviceUp():
                 lost = self.nodes.device_up(node, message)
                 reason = f"device {message.device.name} was started anew"
-            case messages.DeviceDown():
+            case node_messages.DeviceDown():
                 lost = self.nodes.device_down(node, message)
                 reason = message.reason
-            case messages.NodeSessionEnded():
+            case node_messages.NodeSessionEnded():
                 lost = self.nodes.session_ended(node, message)
                 reason = message.reason
             case _:
@@ -437,7 +438,7 @@ class Head:
 
     def _grant_share(self, granted: Granted, share: Share) -> messages.GrantedDevice | None:
         token = secrets.token_urlsafe(24)
-        grant = messages.Grant(
+        grant = node_messages.Grant(
             token, share.session, share.memory_bytes, granted.lease, granted.epoch, granted.client
         )
         return self.nodes.grant(share, grant)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from shoal.errors import ShoalError
 from shoal.pool import limits, messages
 from shoal.pool.client import Connection
+from shoal.pool.fields import SessionPart
 
 RELEASE_S = 2.0
 
@@ -31,7 +32,7 @@ class Keeper:
         self,
         connection: Connection,
         lease: messages.Lease,
-        on_lost: Callable[[list[messages.SessionPart], str], None],
+        on_lost: Callable[[list[SessionPart], str], None],
         uses: Callable[[], list[messages.SessionUse]],
     ) -> None:
         self._connection: Connection | None = connection
@@ -129,7 +130,7 @@ class Keeper:
         if gone:
             self._lost(sorted(gone), "it was lost while the head was away")
 
-    def _lost(self, parts: list[messages.SessionPart], reason: str) -> None:
+    def _lost(self, parts: list[SessionPart], reason: str) -> None:
         known = [p for p in parts if p in self._parts]
         self._parts -= set(known)
         if known and not self._stopping:

@@ -8,7 +8,6 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Sequence
-from types import TracebackType
 
 import msgspec
 
@@ -66,12 +65,7 @@ class Pool:
     def __enter__(self) -> Pool:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

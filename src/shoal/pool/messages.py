@@ -3,29 +3,47 @@
 from __future__ import annotations
 
 from importlib import metadata
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from shoal.pool.fields import Count, Name, Pem, SessionPart, Text
 from shoal.pool.limits import (
     DEVICES_PER_LEASE_MAX,
     DEVICES_PER_NODE_MAX,
-    DIMENSIONS_MAX,
-    NAME_CHARS_MAX,
     PROFILES_PER_PAGE,
     SESSIONS_MAX,
     TEXT_CHARS_MAX,
 )
+from shoal.pool.node_messages import (
+    DeviceDown,
+    DeviceMeasured,
+    DeviceUp,
+    Grant,
+    NodeGrant,
+    NodeGranted,
+    NodeHello,
+    NodeMeasure,
+    NodeRevoke,
+    NodeSessionEnded,
+    NodeWelcome,
+    Ready,
+    Revoke,
+    SessionEnded,
+)
+from shoal.pool.share_messages import (
+    ShareAcquire,
+    ShareCreate,
+    ShareEnd,
+    ShareList,
+    ShareListing,
+    ShareMade,
+    ShareOpen,
+    ShareOpened,
+    ShareRelease,
+)
 from shoal.schedule.device_profile import DeviceProfile
-
-Name = Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
-Text = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
-Pem = Annotated[str, Meta(max_length=4096)]
-Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Device = Annotated[int, Meta(ge=0, lt=2**31)]
-# Device number and session: a lease has one session number, and a part of it on each of its devices.
-SessionPart = tuple[Count, Count]
 
 
 class Versions(msgspec.Struct, frozen=True):
@@ -315,149 +333,6 @@ class Joined(msgspec.Struct, frozen=True, tag=True):
     authority: Pem
 
 
-# --- agent and device server -----------------------------------------------------------------------
-
-
-class Ready(msgspec.Struct, frozen=True, tag=True):
-    """Device server → agent: torch is loaded, sessions can start."""
-
-    memory_bytes: Count
-    threads: Count
-    kind: Name = ""
-    hardware: Name = ""  # what it really is, whatever kind it was declared as
-
-
-class Grant(msgspec.Struct, frozen=True, tag=True):
-    """Head → device server: a client with this token may have a session."""
-
-    token: Name
-    session: Count
-    memory_bytes: Count
-    lease: Count = 0
-    epoch: Count = 0
-    client: Name = ""
-
-
-class Revoke(msgspec.Struct, frozen=True, tag=True):
-    """Agent → device server: end this session if it runs, and forget its grant."""
-
-    session: Count
-
-
-class SessionEnded(msgspec.Struct, frozen=True, tag=True):
-    """Device server → agent: this session's worker is gone."""
-
-    session: Count
-    epoch: Count
-    reason: Text = ""
-
-
-# --- head and agent --------------------------------------------------------------------------------
-
-
-class NodeDevice(msgspec.Struct, frozen=True):
-    """A device that is ready, as its agent announces it."""
-
-    index: Device
-    name: Name
-    device: Name
-    kind: Name
-    memory_bytes: Count
-    speed: float
-    threads: Count
-    address: Text
-    port: Annotated[int, Meta(ge=0, lt=65536)] = 0  # 0: not on the network
-
-
-class HeldSession(msgspec.Struct, frozen=True):
-    """A session that a device server has a grant or a worker for."""
-
-    device: Device
-    session: Count
-    lease: Count
-    epoch: Count
-
-
-class NodeHello(msgspec.Struct, frozen=True, tag=True):
-    """Agent → head: this node is here; this is what it has and holds."""
-
-    node: Name
-    machine: Name
-    shoal: Name
-    now: float  # Unix time there
-    starting: bool  # some devices are not ready yet
-    declared: Annotated[list[Name], Meta(max_length=DEVICES_PER_NODE_MAX)]  # all, ready or not
-    devices: Annotated[list[NodeDevice], Meta(max_length=DEVICES_PER_NODE_MAX)]
-    held: Annotated[list[HeldSession], Meta(max_length=SESSIONS_MAX)]
-    host: Annotated[str, Meta(max_length=255)] = ""  # where its device servers listen
-
-
-class NodeWelcome(msgspec.Struct, frozen=True, tag=True):
-    """Head → agent."""
-
-    pool: Name
-    beat_s: float  # 0: none, the connection itself tells
-
-
-class DeviceUp(msgspec.Struct, frozen=True, tag=True):
-    """Agent → head: one more device is ready."""
-
-    device: NodeDevice
-    starting: bool  # others are not ready yet
-
-
-class DeviceDown(msgspec.Struct, frozen=True, tag=True):
-    """Agent → head: a device server has ended."""
-
-    index: Device
-    reason: Text
-    starting: bool  # others are not ready yet
-
-
-class NodeGrant(msgspec.Struct, frozen=True, tag=True):
-    """Head → agent → device server `index`."""
-
-    index: Device
-    grant: Grant
-
-
-class NodeGranted(msgspec.Struct, frozen=True, tag=True):
-    """Agent → head: device server `index` has the grant, so its client may come."""
-
-    index: Device
-    session: Count
-    epoch: Count
-
-
-class NodeRevoke(msgspec.Struct, frozen=True, tag=True):
-    """Head → agent → device server `index`."""
-
-    index: Device
-    session: Count
-
-
-class DeviceMeasured(msgspec.Struct, frozen=True, tag=True):
-    """Agent → head: how fast a device is."""
-
-    index: Device
-    profile: DeviceProfile
-
-
-class NodeMeasure(msgspec.Struct, frozen=True, tag=True):
-    """Head → agent: measure these again, as soon as nobody uses them."""
-
-    indices: Annotated[list[Device], Meta(max_length=DEVICES_PER_NODE_MAX)]
-
-
-class NodeSessionEnded(msgspec.Struct, frozen=True, tag=True):
-    """Device server `index` → agent → head."""
-
-    index: Device
-    session: Count
-    epoch: Count
-    reason: Text
-
-
 # --- client and device server ----------------------------------------------------------------------
 
 
@@ -524,105 +399,6 @@ class Peers(msgspec.Struct, frozen=True, tag=True):
 
     devices: Annotated[list[Peer], Meta(max_length=DEVICES_PER_LEASE_MAX)]
     own: Count  # the worker's own place
-
-
-# --- memory that programs share: client and agent --------------------------------------------------
-
-ShareMode = Literal["read", "exclusive"]
-Sizes = Annotated[list[Count], Meta(max_length=DIMENSIONS_MAX)]
-
-
-class ShareLayout(msgspec.Struct, frozen=True):
-    """How the tensor that was shared lies in its memory."""
-
-    dtype: Name  # "float32"
-    sizes: Sizes
-    strides: Sizes
-    offset: Count  # elements
-
-
-class ShareCreate(msgspec.Struct, frozen=True, tag=True):
-    """Client → agent, with the descriptor of a new memory: my programs may have this."""
-
-    token: Name  # of the lease's device on this node
-    bytes: Count
-    mode: ShareMode
-    layout: ShareLayout
-
-
-class ShareMade(msgspec.Struct, frozen=True, tag=True):
-    """Agent → client, with two descriptors: control page, and the owner's line."""
-
-    share: Name
-    secret: Name  # for those who may open it
-    participant: Count
-    key: Name  # by which this participant is known from now on
-
-
-class ShareOpen(msgspec.Struct, frozen=True, tag=True):
-    """Client → agent: I have a handle."""
-
-    token: Name
-    share: Name
-    secret: Name
-
-
-class ShareOpened(msgspec.Struct, frozen=True, tag=True):
-    """Agent → client, with three descriptors: memory, control page, and the participant's line."""
-
-    bytes: Count
-    mode: ShareMode
-    layout: ShareLayout
-    participant: Count
-    key: Name
-
-
-class ShareAcquire(msgspec.Struct, frozen=True, tag=True):
-    """Client → agent: I want it for myself. `Done` comes when it is."""
-
-    share: Name
-    key: Name
-
-
-class ShareRelease(msgspec.Struct, frozen=True, tag=True):
-    """Client → agent: others may have it."""
-
-    share: Name
-    key: Name
-
-
-class ShareEnd(msgspec.Struct, frozen=True, tag=True):
-    """Client → agent: I take it back (its owner), or no longer need it."""
-
-    share: Name
-    key: Name
-
-
-class ShareList(msgspec.Struct, frozen=True, tag=True):
-    """Client → agent: what do my programs share?"""
-
-    token: Name
-
-
-class ShareInfo(msgspec.Struct, frozen=True):
-    """A share, as the directory of its node has it."""
-
-    share: Name
-    client: Name
-    owner_pid: Count
-    epoch: Count  # of the owner's lease
-    bytes: Count
-    mode: ShareMode
-    readers: list[Count]  # processes that have opened it
-    holder_pid: Count  # in mode "exclusive": the process that has it now; 0: none
-    dtype: Name
-    sizes: Sizes
-
-
-class ShareListing(msgspec.Struct, frozen=True, tag=True):
-    """Agent → client: this."""
-
-    shares: list[ShareInfo]
 
 
 Message = (

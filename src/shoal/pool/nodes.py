@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from shoal.errors import ProtocolError
-from shoal.pool import limits, messages, tls
+from shoal.pool import limits, messages, node_messages, tls
 from shoal.pool.channel import Channel
 from shoal.pool.leases import Held, LeaseTable, Lost, Share
 from shoal.pool.store import Store
@@ -23,7 +23,9 @@ class Node:
     machine: str = ""
     host: str = ""  # where its device servers listen; "": where the head does
     starting: bool = True
-    devices: dict[int, messages.NodeDevice] = field(default_factory=dict)  # by number in the pool
+    devices: dict[int, node_messages.NodeDevice] = field(
+        default_factory=dict
+    )  # by number in the pool
     numbers: dict[int, int] = field(default_factory=dict)  # its own index -> number in the pool
     failures: dict[int, str] = field(default_factory=dict)  # by its own index
     heard: float = 0.0  # monotonic
@@ -61,7 +63,7 @@ class Nodes:
     # --- what agents say ---------------------------------------------------------------------------
 
     def hello(
-        self, hello: messages.NodeHello, channel: Channel, now: float
+        self, hello: node_messages.NodeHello, channel: Channel, now: float
     ) -> tuple[Node, list[Lost]]:
         """A node is here, or here again. Returns what leases have lost meanwhile.
 
@@ -93,12 +95,12 @@ class Nodes:
         late, lost = self.table.reconcile(mine, held)
         indices = {number: index for index, number in node.numbers.items()}
         for one in late:
-            node.send(messages.NodeRevoke(indices[one.device], one.session))
+            node.send(node_messages.NodeRevoke(indices[one.device], one.session))
         for other in unnumbered:
-            node.send(messages.NodeRevoke(other.device, other.session))
+            node.send(node_messages.NodeRevoke(other.device, other.session))
         return node, lost
 
-    def _add(self, node: Node, device: messages.NodeDevice) -> int:
+    def _add(self, node: Node, device: node_messages.NodeDevice) -> int:
         number = self.store.device_number(node.name, device.name)
         node.devices[number] = device
         node.numbers[device.index] = number
@@ -106,13 +108,13 @@ class Nodes:
         self.table.add_device(number, device.name, device.memory_bytes, device.kind, node.name)
         return number
 
-    def device_up(self, node: Node, message: messages.DeviceUp) -> list[Lost]:
+    def device_up(self, node: Node, message: node_messages.DeviceUp) -> list[Lost]:
         """A device server is ready. Whatever was on the one before it is lost."""
         number = self._add(node, message.device)
         node.starting = message.starting
         return self.table.lose(lambda share: share.device == number)
 
-    def device_down(self, node: Node, message: messages.DeviceDown) -> list[Lost]:
+    def device_down(self, node: Node, message: node_messages.DeviceDown) -> list[Lost]:
         node.starting = message.starting
         node.failures[message.index] = message.reason
         number = node.numbers.pop(message.index, None)
@@ -121,13 +123,13 @@ class Nodes:
         del node.devices[number]
         return self.table.remove_device(number)
 
-    def session_ended(self, node: Node, message: messages.NodeSessionEnded) -> list[Lost]:
+    def session_ended(self, node: Node, message: node_messages.NodeSessionEnded) -> list[Lost]:
         number = node.numbers.get(message.index)
         if number is None:
             return []
         return self.table.session_ended(number, message.session, message.epoch)
 
-    def measured(self, node: Node, message: messages.DeviceMeasured) -> None:
+    def measured(self, node: Node, message: node_messages.DeviceMeasured) -> None:
         number = node.numbers.get(message.index)
         if number is not None:
             self.profiles[number] = message.profile
@@ -161,13 +163,13 @@ class Nodes:
 
     # --- instructions, and what to show ------------------------------------------------------------
 
-    def grant(self, share: Share, grant: messages.Grant) -> messages.GrantedDevice | None:
+    def grant(self, share: Share, grant: node_messages.Grant) -> messages.GrantedDevice | None:
         """Tells the share's device server of the grant. None if its node has just gone."""
         node = self.of_device(share.device)
         if node is None or node.channel is None:
             return None
         device = node.devices[share.device]
-        node.send(messages.NodeGrant(device.index, grant))
+        node.send(node_messages.NodeGrant(device.index, grant))
         info = msgspec.structs.replace(self.info(share.device), memory_bytes=share.memory_bytes)
         network = None
         if device.port:
@@ -181,7 +183,7 @@ class Nodes:
         """Ends a session. If its node is away, it learns of this when it comes back."""
         node = self.of_device(share.device)
         if node is not None:
-            node.send(messages.NodeRevoke(node.devices[share.device].index, share.session))
+            node.send(node_messages.NodeRevoke(node.devices[share.device].index, share.session))
 
     def measure(self, numbers: set[int] | None) -> int:
         """Tells agents to measure these devices (None: all) again; returns how many there are."""
@@ -189,7 +191,7 @@ class Nodes:
         for node in self.nodes.values():
             indices = [i for i, n in node.numbers.items() if numbers is None or n in numbers]
             if indices and node.channel is not None:
-                node.send(messages.NodeMeasure(sorted(indices)))
+                node.send(node_messages.NodeMeasure(sorted(indices)))
                 count += len(indices)
         return count
 

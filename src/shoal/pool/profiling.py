@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Meta
 
 from shoal.errors import ProtocolError
-from shoal.pool import home, limits, messages, process
+from shoal.pool import home, limits, messages, node_messages, process
 from shoal.pool.channel import Channel, open_channel
 from shoal.pool.client import LOCAL_PREFIX
 from shoal.pool.profile_cache import Link, ProfileCache
@@ -70,9 +70,9 @@ class Server(Protocol):
     spec: DeviceSpec
     address: str
     channel: Channel | None
-    ready: messages.Ready | None
+    ready: node_messages.Ready | None
     ended: bool
-    held: dict[int, messages.Grant]
+    held: dict[int, node_messages.Grant]
 
 
 @dataclass
@@ -215,7 +215,7 @@ class Profiler:
         self._plan = None
         for server in running.servers:
             if server.channel is not None and not server.ended:
-                server.channel.send(messages.Revoke(PROBE_SESSION))
+                server.channel.send(node_messages.Revoke(PROBE_SESSION))
         if self._probe is not None:
             with suppress(ProcessLookupError):
                 self._probe.kill()
@@ -298,7 +298,7 @@ class Profiler:
             assert server.ready is not None
             assert server.channel is not None
             memory_bytes = min(MEMORY_BYTES, server.ready.memory_bytes)
-            grant = messages.Grant(
+            grant = node_messages.Grant(
                 secrets.token_urlsafe(24), PROBE_SESSION, memory_bytes, epoch=PROBE_EPOCH
             )
             server.channel.send(grant)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shoal.errors import ProtocolError
-from shoal.pool import door, frames, limits, messages, process
+from shoal.pool import door, frames, limits, messages, node_messages, process
 from shoal.pool.spec import DeviceSpec, cpu_model, default_threads, host_memory_bytes, spill
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Greeting:
 class Session:
     """A worker and the grant that it lives by."""
 
-    grant: messages.Grant
+    grant: node_messages.Grant
     pid: int
     pidfd: int
     data_id: bytes = b""  # by which data connections say that they are for it
@@ -86,13 +86,13 @@ class DeviceServer:
         self.memory_bytes = spec.memory_bytes or device_memory_bytes(spec.device)
         self.threads = spec.threads or default_threads()
         self.spill = spill(spec, self.memory_bytes)
-        self.grants: dict[str, messages.Grant] = {}  # by token; used once
+        self.grants: dict[str, node_messages.Grant] = {}  # by token; used once
         self.sessions: dict[int, Session] = {}  # by pid, until the worker is reaped
         self.selector = selectors.DefaultSelector()
         self.greetings: dict[socket.socket, Greeting] = {}
 
     def serve(self) -> None:
-        ready = messages.Ready(
+        ready = node_messages.Ready(
             self.memory_bytes, self.threads, device_kind(self.spec), device_hardware(self.spec)
         )
         frames.send(self.agent, ready)
@@ -125,16 +125,16 @@ class DeviceServer:
         except OSError:
             return False
         while (message := self.inbox.next()) is not None:
-            if isinstance(message, messages.Grant):
+            if isinstance(message, node_messages.Grant):
                 self.grants[message.token] = message
-            elif isinstance(message, messages.Revoke):
+            elif isinstance(message, node_messages.Revoke):
                 self.grants = {t: g for t, g in self.grants.items() if g.session != message.session}
                 for session in self.sessions.values():
                     if session.grant.session == message.session:
                         session_kill(session)
         return alive
 
-    def take_grant(self, token: str) -> messages.Grant:
+    def take_grant(self, token: str) -> node_messages.Grant:
         """The grant behind a token, which is used up. Its memory is free when this returns."""
         grant = self.grants.pop(token, None)
         if grant is None:
@@ -171,7 +171,7 @@ class DeviceServer:
                 with suppress(OSError):  # a worker that does not take them gets no more
                     socket.send_fds(session.channel, [b"c"], [connection.fileno()])
 
-    def grant_for(self, attach: messages.Attach, client: str) -> messages.Grant:
+    def grant_for(self, attach: messages.Attach, client: str) -> node_messages.Grant:
         """The grant that `attach` is for, without using it up; refused if it is not that client's."""
         grant = self.grants.get(attach.token)
         same = grant is not None and (grant.lease, grant.epoch) == (attach.lease, attach.epoch)
@@ -214,7 +214,7 @@ class DeviceServer:
         newcomer = Newcomer(connection, hello.devices, fds[0], hello.host_bytes)
         self._start_worker(newcomer, self.take_grant(hello.token))
 
-    def _start_worker(self, newcomer: Newcomer, grant: messages.Grant) -> None:
+    def _start_worker(self, newcomer: Newcomer, grant: node_messages.Grant) -> None:
         arrivals = Arrivals.new() if self.network is not None else None
         pid = os.fork()
         if pid == 0:
@@ -241,7 +241,7 @@ class DeviceServer:
             self._end_greeting(connection, f"no Hello came within {HELLO_TIMEOUT_S} s")
 
     def _become_worker(
-        self, newcomer: Newcomer, grant: messages.Grant, arrivals: Arrivals | None
+        self, newcomer: Newcomer, grant: node_messages.Grant, arrivals: Arrivals | None
     ) -> None:
         """Runs in the forked child and never returns."""
         connection = newcomer.connection
@@ -307,7 +307,7 @@ class DeviceServer:
         os._exit(1)
 
     def _open_arrivals(
-        self, newcomer: Newcomer, grant: messages.Grant, arrivals: Arrivals | None
+        self, newcomer: Newcomer, grant: node_messages.Grant, arrivals: Arrivals | None
     ) -> _core.Arrivals | None:
         if arrivals is None or self.network is None:
             return None
@@ -336,7 +336,7 @@ class DeviceServer:
         reason = f"its worker: {process.exit_reason(os.waitstatus_to_exitcode(status))}"
         grant = session.grant
         with suppress(OSError):
-            frames.send(self.agent, messages.SessionEnded(grant.session, grant.epoch, reason))
+            frames.send(self.agent, node_messages.SessionEnded(grant.session, grant.epoch, reason))
 
 
 @dataclass

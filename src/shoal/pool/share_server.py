@@ -20,14 +20,23 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from shoal.errors import ProtocolError, ShareError
-from shoal.pool import frames, home, limits, messages, process, shares
+from shoal.pool import (
+    frames,
+    home,
+    limits,
+    messages,
+    node_messages,
+    process,
+    share_messages,
+    shares,
+)
 
 CONTROL_BYTES = mmap.PAGESIZE
 _SEAL, _SHRINK, _GROW, _FUTURE_WRITE = 0x1, 0x2, 0x4, 0x10  # of fcntl's F_SEAL_…
 _REVOKED, _HOLDER = 0, 1  # words of the control page: ShareControl in csrc/worker/shared_block.h
 _DESCRIPTORS = 65536  # as many as the system allows, up to this
 
-FindGrant = Callable[[str], messages.Grant | None]
+FindGrant = Callable[[str], node_messages.Grant | None]
 
 
 def socket_address(device_address: str) -> str:
@@ -153,22 +162,22 @@ class ShareServer:
         self, connection: socket.socket, visitor: Visitor, message: messages.Message
     ) -> None:
         match message:
-            case messages.ShareCreate():
+            case share_messages.ShareCreate():
                 self._create(connection, visitor, message)
-            case messages.ShareOpen():
+            case share_messages.ShareOpen():
                 self._open(connection, message)
-            case messages.ShareAcquire(share_id, key):
+            case share_messages.ShareAcquire(share_id, key):
                 self._acquire(connection, visitor, share_id, key)
-            case messages.ShareRelease(share_id, key):
+            case share_messages.ShareRelease(share_id, key):
                 self._do(self.directory.release(share_id, key))
                 self._reply(connection, messages.Done())
-            case messages.ShareEnd(share_id, key):
+            case share_messages.ShareEnd(share_id, key):
                 self._do(self.directory.end(share_id, key))
                 self._reply(connection, messages.Done())
-            case messages.ShareList(token):
+            case share_messages.ShareList(token):
                 client = self._party(connection, token).client
                 found = self.directory.of(client)[: limits.SHARES_LISTED_MAX]
-                self._reply(connection, messages.ShareListing(found))
+                self._reply(connection, share_messages.ShareListing(found))
             case _:
                 raise ProtocolError(f"nobody shares memory with {type(message).__name__}")
 
@@ -182,7 +191,7 @@ class ShareServer:
         return shares.Party(grant.client, grant.lease, grant.epoch, pid)
 
     def _create(
-        self, connection: socket.socket, visitor: Visitor, request: messages.ShareCreate
+        self, connection: socket.socket, visitor: Visitor, request: share_messages.ShareCreate
     ) -> None:
         party = self._party(connection, request.token)
         grant = self._find_grant(request.token)
@@ -200,16 +209,16 @@ class ShareServer:
         self._kept[share_id] = Kept(visitor.inbox.fds.pop(), control)
         self._do([shares.Publish(share_id, share.holder)])
         with self._draw_line(share_id, shares.OWNER) as line:
-            made = messages.ShareMade(share_id, secret, shares.OWNER, key)
+            made = share_messages.ShareMade(share_id, secret, shares.OWNER, key)
             self._reply(connection, made, (control.fd, line.fileno()))
 
-    def _open(self, connection: socket.socket, request: messages.ShareOpen) -> None:
+    def _open(self, connection: socket.socket, request: share_messages.ShareOpen) -> None:
         party = self._party(connection, request.token)
         key = secrets.token_hex(24)
         share, participant = self.directory.open(request.share, request.secret, key, party)
         kept = self._kept[share.id]
         with self._draw_line(share.id, participant.number) as line:
-            opened = messages.ShareOpened(
+            opened = share_messages.ShareOpened(
                 share.bytes, share.mode, share.layout, participant.number, key
             )
             self._reply(connection, opened, (kept.memory_fd, kept.control.fd, line.fileno()))

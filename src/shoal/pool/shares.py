@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from shoal.errors import ShareError
-from shoal.pool import limits, messages
+from shoal.pool import limits, share_messages
 
 OWNER = 1  # the number of a share's owner among its participants; 0 is nobody
 
@@ -40,8 +40,8 @@ class Share:
     id: str
     secret_hash: bytes
     bytes: int
-    mode: messages.ShareMode
-    layout: messages.ShareLayout
+    mode: share_messages.ShareMode
+    layout: share_messages.ShareLayout
     participants: dict[int, Participant] = field(default_factory=dict)
     holder: int = 0  # in mode "exclusive": who has it alone
     waiting: deque[int] = field(default_factory=deque)
@@ -51,11 +51,11 @@ class Share:
     def owner(self) -> Participant:
         return self.participants[OWNER]
 
-    def info(self) -> messages.ShareInfo:
+    def info(self) -> share_messages.ShareInfo:
         """What its owner's programs may know of it."""
         readers = [p.party.pid for n, p in self.participants.items() if n != OWNER]
         holder = self.participants.get(self.holder)
-        return messages.ShareInfo(
+        return share_messages.ShareInfo(
             self.id, self.owner.party.client, self.owner.party.pid, self.owner.party.epoch,
             self.bytes, self.mode, readers, holder.party.pid if holder else 0, self.layout.dtype,
             self.layout.sizes,
@@ -126,7 +126,7 @@ class ShareDirectory:
         secret: str,
         key: str,
         party: Party,
-        request: messages.ShareCreate,
+        request: share_messages.ShareCreate,
     ) -> Share:
         """A new share of `party`, which holds it if it is exclusive."""
         if share_id in self.shares:
@@ -244,7 +244,7 @@ class ShareDirectory:
 
     # --- to look at ----------------------------------------------------------------------------
 
-    def of(self, client: str) -> list[messages.ShareInfo]:
+    def of(self, client: str) -> list[share_messages.ShareInfo]:
         """What the programs of this client share."""
         return [s.info() for s in self.shares.values() if s.owner.party.client == client]
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import ProtocolError
-from shoal.pool import frames, messages
+from shoal.pool import frames, messages, node_messages
 from shoal.pool.frames import Inbox, encode
 from shoal.pool.messages import Message, Versions
 
@@ -133,8 +133,8 @@ def test_every_message_says_who_says_it_to_whom() -> None:
         messages.AskLease(1, 1, list(range(3000))),
         messages.Join("x" * 65, "", "", "", ""),
         messages.ReadAudit(100_000),
-        messages.NodeRevoke(-1, 5),
-        messages.Revoke(-1),
+        node_messages.NodeRevoke(-1, 5),
+        node_messages.Revoke(-1),
         messages.Hello(Versions("", "", 1), "", 1, 33),
         messages.Peers([messages.Peer("x", 1)] * 33, 0),
         messages.Resumed([(-1, 5)]),
@@ -175,10 +175,10 @@ def test_malformed_bodies_are_protocol_errors(body: bytes) -> None:
 def test_descriptors_arrive_with_their_frame(pair: tuple[socket.socket, socket.socket]) -> None:
     left, right = pair
     read_end, write_end = os.pipe()
-    frames.send(left, messages.Revoke(7), [write_end])
+    frames.send(left, node_messages.Revoke(7), [write_end])
     os.close(write_end)
     message, fds = frames.receive(right, fds_max=1)
-    assert message == messages.Revoke(7)
+    assert message == node_messages.Revoke(7)
     os.write(fds[0], b"x")
     assert os.read(read_end, 1) == b"x"
     assert not os.get_inheritable(fds[0])  # programs that the client starts must not keep it
@@ -202,7 +202,7 @@ def test_descriptors_over_the_limit_never_stay_open(
 ) -> None:
     left, right = pair
     before = set(os.listdir("/proc/self/fd"))
-    socket.send_fds(left, [encode(messages.Revoke(1))], [left.fileno()] * 8)
+    socket.send_fds(left, [encode(node_messages.Revoke(1))], [left.fileno()] * 8)
     try:
         _, fds = frames.receive(right, fds_max=1)
     except ProtocolError:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.pool import messages
+from shoal.pool import node_messages
 from shoal.pool.channel import Channel
 from shoal.pool.profile_cache import VERSION, Link, ProfileCache
 from shoal.pool.profiling import identity, plan
@@ -25,19 +25,19 @@ class Fake:
 
     index: int
     spec: DeviceSpec
-    ready: messages.Ready | None
+    ready: node_messages.Ready | None
     address: str = ""
     channel: Channel | None = None
     ended: bool = False
-    held: dict[int, messages.Grant] = field(default_factory=dict)
+    held: dict[int, node_messages.Grant] = field(default_factory=dict)
 
     def lease(self) -> None:
-        self.held[1] = messages.Grant("token", 1, 1)
+        self.held[1] = node_messages.Grant("token", 1, 1)
 
 
 def _servers(*specs: str) -> list[Fake]:
     return [
-        Fake(i, parse_device(text, i), messages.Ready(2**30, 1, "cpu", "a processor"))
+        Fake(i, parse_device(text, i), node_messages.Ready(2**30, 1, "cpu", "a processor"))
         for i, text in enumerate(specs)
     ]
 

@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shoal.errors import ShareError
-from shoal.pool import limits, messages, shares
+from shoal.pool import limits, share_messages, shares
 from shoal.pool.shares import OWNER, Forget, Granted, Party, Publish, Revoke, ShareDirectory
 
-LAYOUT = messages.ShareLayout("float32", [4], [1], 0)
+LAYOUT = share_messages.ShareLayout("float32", [4], [1], 0)
 CLIENTS = ("ana", "bob")
 
 
-def request(mode: messages.ShareMode = "read") -> messages.ShareCreate:
-    return messages.ShareCreate("token", 16, mode, LAYOUT)
+def request(mode: share_messages.ShareMode = "read") -> share_messages.ShareCreate:
+    return share_messages.ShareCreate("token", 16, mode, LAYOUT)
 
 
 def party(client: str = "ana", lease: int = 1) -> Party:
@@ -69,7 +69,7 @@ class ShareMachine(RuleBasedStateMachine):
         mode=st.sampled_from(("read", "exclusive")),
         lease=st.integers(1, 6),
     )
-    def create(self, client: str, mode: messages.ShareMode, lease: int) -> None:
+    def create(self, client: str, mode: share_messages.ShareMode, lease: int) -> None:
         self.count += 1
         name = f"s{self.count}"
         owner = party(client, lease * 2 + CLIENTS.index(client))

@@ -1,0 +1,154 @@
+"""What head, agents and device servers say to each other."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from shoal.pool.fields import Count, Device, Name, Text
+from shoal.pool.limits import DEVICES_PER_NODE_MAX, SESSIONS_MAX
+from shoal.schedule.device_profile import DeviceProfile
+
+# --- agent and device server -----------------------------------------------------------------------
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """Device server → agent: torch is loaded, sessions can start."""
+
+    memory_bytes: Count
+    threads: Count
+    kind: Name = ""
+    hardware: Name = ""  # what it really is, whatever kind it was declared as
+
+
+class Grant(msgspec.Struct, frozen=True, tag=True):
+    """Head → device server: a client with this token may have a session."""
+
+    token: Name
+    session: Count
+    memory_bytes: Count
+    lease: Count = 0
+    epoch: Count = 0
+    client: Name = ""
+
+
+class Revoke(msgspec.Struct, frozen=True, tag=True):
+    """Agent → device server: end this session if it runs, and forget its grant."""
+
+    session: Count
+
+
+class SessionEnded(msgspec.Struct, frozen=True, tag=True):
+    """Device server → agent: this session's worker is gone."""
+
+    session: Count
+    epoch: Count
+    reason: Text = ""
+
+
+# --- head and agent --------------------------------------------------------------------------------
+
+
+class NodeDevice(msgspec.Struct, frozen=True):
+    """A device that is ready, as its agent announces it."""
+
+    index: Device
+    name: Name
+    device: Name
+    kind: Name
+    memory_bytes: Count
+    speed: float
+    threads: Count
+    address: Text
+    port: Annotated[int, Meta(ge=0, lt=65536)] = 0  # 0: not on the network
+
+
+class HeldSession(msgspec.Struct, frozen=True):
+    """A session that a device server has a grant or a worker for."""
+
+    device: Device
+    session: Count
+    lease: Count
+    epoch: Count
+
+
+class NodeHello(msgspec.Struct, frozen=True, tag=True):
+    """Agent → head: this node is here; this is what it has and holds."""
+
+    node: Name
+    machine: Name
+    shoal: Name
+    now: float  # Unix time there
+    starting: bool  # some devices are not ready yet
+    declared: Annotated[list[Name], Meta(max_length=DEVICES_PER_NODE_MAX)]  # all, ready or not
+    devices: Annotated[list[NodeDevice], Meta(max_length=DEVICES_PER_NODE_MAX)]
+    held: Annotated[list[HeldSession], Meta(max_length=SESSIONS_MAX)]
+    host: Annotated[str, Meta(max_length=255)] = ""  # where its device servers listen
+
+
+class NodeWelcome(msgspec.Struct, frozen=True, tag=True):
+    """Head → agent."""
+
+    pool: Name
+    beat_s: float  # 0: none, the connection itself tells
+
+
+class DeviceUp(msgspec.Struct, frozen=True, tag=True):
+    """Agent → head: one more device is ready."""
+
+    device: NodeDevice
+    starting: bool  # others are not ready yet
+
+
+class DeviceDown(msgspec.Struct, frozen=True, tag=True):
+    """Agent → head: a device server has ended."""
+
+    index: Device
+    reason: Text
+    starting: bool  # others are not ready yet
+
+
+class NodeGrant(msgspec.Struct, frozen=True, tag=True):
+    """Head → agent → device server `index`."""
+
+    index: Device
+    grant: Grant
+
+
+class NodeGranted(msgspec.Struct, frozen=True, tag=True):
+    """Agent → head: device server `index` has the grant, so its client may come."""
+
+    index: Device
+    session: Count
+    epoch: Count
+
+
+class NodeRevoke(msgspec.Struct, frozen=True, tag=True):
+    """Head → agent → device server `index`."""
+
+    index: Device
+    session: Count
+
+
+class DeviceMeasured(msgspec.Struct, frozen=True, tag=True):
+    """Agent → head: how fast a device is."""
+
+    index: Device
+    profile: DeviceProfile
+
+
+class NodeMeasure(msgspec.Struct, frozen=True, tag=True):
+    """Head → agent: measure these again, as soon as nobody uses them."""
+
+    indices: Annotated[list[Device], Meta(max_length=DEVICES_PER_NODE_MAX)]
+
+
+class NodeSessionEnded(msgspec.Struct, frozen=True, tag=True):
+    """Device server `index` → agent → head."""
+
+    index: Device
+    session: Count
+    epoch: Count
+    reason: Text
