@@ -144,7 +144,7 @@ def race(
     """Seconds a step of everybody, round by round."""
     counts = {}
     for contestant in contestants:
-        contestant.run(3)
+        contestant.run(10)  # shares are found, shapes are warm
         seconds = contestant.run(2) / 2
         counts[contestant.name] = max(1, round(burst_s / seconds))
     times: dict[str, list[float]] = {c.name: [] for c in contestants}
