@@ -245,6 +245,22 @@ void bindStatistics(py::module_& m) {
     }
     return events;
   });
+  m.def("add_from", [](const at::Tensor& target, const at::Tensor& source) {
+    const at::ScalarType type = target.scalar_type();
+    const bool floats =
+        type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16;
+    if (!floats || source.scalar_type() != type || source.sizes() != target.sizes() ||
+        !target.is_contiguous() || !source.is_contiguous() || target.numel() == 0 ||
+        target.device().type() != at::kPrivateUse1 || source.device().type() != at::kPrivateUse1) {
+      return false;
+    }
+    const py::gil_scoped_release released;
+    client::Session& session = client::sessionOf(target);
+    if (&client::sessionOf(source) != &session) return false;
+    const auto to = client::baseOf(target), from = client::baseOf(source);
+    return session.addAcross(to, client::addressOf(target) - to, from,
+                             client::addressOf(source) - from, source.nbytes(), type);
+  });
   m.def("elapsed_ms", [](uintptr_t start, uintptr_t end) {
     const py::gil_scoped_release released;
     const client::Elapsed elapsed = client::elapsedBetween(reinterpret_cast<const void*>(start),

@@ -154,9 +154,10 @@ std::vector<Stream> seeds() {
        message(Kind::kGeneratorSet, {1, 8, 0}), message(Kind::kGeneratorDrop, {1}),
        message(Kind::kEventRecord, {1}), message(Kind::kEventRecord, {2}),
        message(Kind::kEventElapsed, {1, 2}), message(Kind::kEventQuery, {1}),
-       message(Kind::kEventQuery, {0}), message(Kind::kEventDrop, {1}), message(Kind::kStats, {}),
-       message(Kind::kSync, {}), message(Kind::kForget, {}), message(Kind::kTrim, {}),
-       message(Kind::kBackward, {1, 0}), message(Kind::kGraphDrop, {1})},
+       message(Kind::kEventQuery, {0}), message(Kind::kFetchAdd, {0, 0, 4, 0, 1, 1, 6}),
+       message(Kind::kEventDrop, {1}), message(Kind::kStats, {}), message(Kind::kSync, {}),
+       message(Kind::kForget, {}), message(Kind::kTrim, {}), message(Kind::kBackward, {1, 0}),
+       message(Kind::kGraphDrop, {1})},
   };
 }
 

@@ -139,6 +139,10 @@ class Session {
   // Within the lease: between devices worker to worker, not through the client.
   void copyAcross(wire::Address to_base, uint64_t to_offset, wire::Address from_base,
                   uint64_t from_offset, uint64_t bytes);
+  // Adds numbers of another device of the lease, without a copy of them on the own. False if it
+  // can't be done so.
+  bool addAcross(wire::Address to_base, uint64_t to_offset, wire::Address from_base,
+                 uint64_t from_offset, uint64_t bytes, at::ScalarType type);
   // Gives back a host block once `member` is past `sequence`.
   void releaseHostAfter(uint64_t host_offset, Stream& member, uint64_t sequence);
 

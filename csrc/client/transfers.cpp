@@ -387,4 +387,29 @@ void Session::copyAcross(Address to_base, uint64_t to_offset, Address from_base,
   wrote(to_base, to, sequence, held);
 }
 
+bool Session::addAcross(Address to_base, uint64_t to_offset, Address from_base,
+                        uint64_t from_offset, uint64_t bytes, at::ScalarType type) {
+  if (anyWide() && (extents(from_base) != nullptr || extents(to_base) != nullptr)) return false;
+  Stream::noteLine();
+  const Lock held = lock();
+  Stream* from = home(from_base, held);
+  Stream* to = home(to_base, held);
+  if (from == nullptr || to == nullptr || from == to || !to->options().is_cpu ||
+      !from->options().is_cpu) {
+    return false;
+  }
+  bring(to_base, *to, held);
+  bring(from_base, *from, held);
+  const uint64_t reading = to->nextSequence(held);
+  const uint64_t exported = from->post(Kind::kExport, {from_base, to->member(), reading}, held);
+  const uint64_t sequence =
+      to->post(Kind::kFetchAdd,
+               {to_base + to_offset, from_base + from_offset, bytes, from->member(),
+                at(from_base).written_at, exported, static_cast<uint64_t>(type)},
+               held);
+  to->traffic(held).bytes_peer += bytes;
+  wrote(to_base, *to, sequence, held);
+  return true;
+}
+
 }  // namespace shoal::client

@@ -47,7 +47,9 @@ enum class Kind : uint16_t {
   kOpen = 31,        // address, bytes, number, mode, participant -> nothing
   kUnshare = 32,     // address: the segment moves back to memory of this session alone -> nothing
   kEventQuery = 33,  // event, or 0: all before this -> 1 if the device is past it
-  kLast = kEventQuery,
+  // As kFetch, but what comes is added to what is there.
+  kFetchAdd = 34,  // the words of kFetch, at::ScalarType
+  kLast = kFetchAdd,
 };
 
 // Flags of kCall.

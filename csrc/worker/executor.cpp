@@ -16,6 +16,8 @@ using wire::Reader;
 
 namespace {
 
+constexpr uint64_t kAddBytes = uint64_t{128} << 10;
+
 bool expectsReply(Kind kind, uint16_t flags) {
   switch (kind) {
     case Kind::kRead:
@@ -194,6 +196,8 @@ void Executor::dispatch(Kind kind, uint16_t flags, Reader& reader) {
       return exportTo(reader);
     case Kind::kFetch:
       return fetch(reader);
+    case Kind::kFetchAdd:
+      return fetchAdd(reader);
     case Kind::kGeneratorSave:
       return generatorSave(reader);
     case Kind::kGeneratorLoad:
@@ -336,6 +340,42 @@ void Executor::fetch(Reader& reader) {
   } catch (...) {
     if (replica) segments_.poison(to, describe(std::current_exception(), sequence_, "a copy"));
     throw;
+  }
+  bytes_peer_ += bytes;
+}
+
+void Executor::fetchAdd(Reader& reader) {
+  const wire::Address to = reader.word("destination");
+  const wire::Address from = reader.word("source");
+  const uint64_t bytes = reader.word("bytes");
+  const uint64_t peer = reader.word("peer");
+  const uint64_t written = reader.word("sequence");
+  const uint64_t exported = reader.word("sequence");
+  const auto type = static_cast<at::ScalarType>(reader.word("type"));
+  if (peers_ == nullptr || peer >= peers_->count()) throw ProtocolError("no such peer");
+  if (type != at::kFloat && type != at::kDouble && type != at::kHalf && type != at::kBFloat16) {
+    throw ProtocolError("only floating point numbers are added");
+  }
+  const uint64_t item_bytes = at::elementSize(type);
+  if (arena_ == nullptr || bytes % item_bytes != 0 || to % item_bytes != 0) {
+    throw ProtocolError("no numbers that can be added here");
+  }
+  const Range target = deviceRange(to, bytes, true);
+  const wire::Address base = from - from % wire::kSlotBytes;
+  const bool elsewhere = peers_->toldBy(static_cast<uint32_t>(peer)) != nullptr;
+  // A piece is whole before it is added: what is read meanwhile may be read again. Pieces stay in
+  // the cache; from another machine all comes at once.
+  const uint64_t piece_bytes = elsewhere ? bytes : std::min(bytes, kAddBytes);
+  const c10::Storage piece = memory_.allocate(piece_bytes);
+  auto* const buffer = static_cast<std::byte*>(piece.mutable_data());
+  const auto numbers = [&](void* data, uint64_t count_bytes) {
+    return at::from_blob(data, {static_cast<int64_t>(count_bytes / item_bytes)}, type);
+  };
+  for (uint64_t at = 0; at < bytes; at += piece_bytes) {
+    const uint64_t now_bytes = std::min(piece_bytes, bytes - at);
+    fetchFrom(static_cast<uint32_t>(peer), base, from - base + at, buffer, now_bytes, written,
+              exported);
+    numbers(target.data + at, now_bytes).add_(numbers(buffer, now_bytes));
   }
   bytes_peer_ += bytes;
 }

@@ -61,6 +61,7 @@ class Executor {
   void locate(wire::Reader& reader);
   void exportTo(wire::Reader& reader);
   void fetch(wire::Reader& reader);
+  void fetchAdd(wire::Reader& reader);
   void fetchFrom(uint32_t peer, wire::Address base, uint64_t offset, std::byte* to, uint64_t bytes,
                  uint64_t written, uint64_t exported);
   void share(wire::Reader& reader);

@@ -67,6 +67,7 @@ void Lookahead::see(const uint64_t* words, size_t count) {
       last_blind_ = next_sequence_;
       return;
     case Kind::kFetch:
+    case Kind::kFetchAdd:
       if (count > 1) add(words[1], false);
       return;
     case Kind::kGeneratorSave:

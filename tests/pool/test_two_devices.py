@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import shoal
+from shoal import _core
 from tests.support.compare import close, same_bits
 
 
@@ -126,3 +127,27 @@ def test_a_new_lease_starts_at_its_first_device(pool: shoal.Pool) -> None:
         assert torch.ones(1, device="shoal").device.index == 2
     with shoal.connect(pool.url, devices=1):
         assert torch.ones(1, device="shoal").device.index == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("count", [1, 1000, 300_001])
+def test_what_lies_elsewhere_is_added_without_a_copy(dtype: torch.dtype, count: int) -> None:
+    x, y = torch.randn(count + 8).to(dtype), torch.randn(count + 8).to(dtype)
+    target, source = x.to("shoal:1"), y.to("shoal:2")
+    used = torch.accelerator.max_memory_allocated("shoal:1")
+    assert _core.add_from(target[3 : count + 3], source[5 : count + 5])
+    source.zero_()  # comes after it was read
+    x[3 : count + 3] += y[5 : count + 5]
+    same_bits(target, x)
+    assert torch.accelerator.max_memory_allocated("shoal:1") == used
+
+
+def test_other_sums_need_a_copy() -> None:
+    target, source = torch.zeros(4, 6, device="shoal:1"), torch.ones(4, 6, device="shoal:2")
+    assert not _core.add_from(target, target)
+    assert not _core.add_from(target, source[:3])
+    assert not _core.add_from(target.t(), source.t())
+    assert not _core.add_from(target.int(), source.int())
+    assert not _core.add_from(target, torch.ones(4, 6))
+    assert not _core.add_from(target, source.double())
+    same_bits(target, torch.zeros(4, 6))

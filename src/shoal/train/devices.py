@@ -93,6 +93,12 @@ def record(device: torch.device) -> torch.Event:
     return event
 
 
+def add_from(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Adds what lies on another device; the numbers are read there and never written here."""
+    if not _core.add_from(target, source):
+        target.add_(source.to(target.device, non_blocking=True))
+
+
 class Reading:
     """A number on its way here from the middle of a device's stream; what is issued after it does
     not hold it up. It is NaN if it could not be computed and another thread was told why: a failure

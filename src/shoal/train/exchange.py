@@ -24,7 +24,7 @@ from torch import nn
 
 from shoal.train.board import Aborted, Board
 from shoal.train.buckets import Bucket, Item, make_buckets
-from shoal.train.devices import record, set_current
+from shoal.train.devices import add_from, record, set_current
 from shoal.train.timeline import Stopwatch, Timeline
 
 BUCKET_BYTES = 4 * 2**20
@@ -64,7 +64,7 @@ class _BucketState:
 
     missing: list[set[int]]  # by group: places whose gradient is not ready
     flats: dict[int, torch.Tensor] = field(default_factory=dict)  # by contributing group
-    parts: dict[int, torch.Tensor] = field(default_factory=dict)  # the same, at the owner
+    parts: dict[int, torch.Tensor] = field(default_factory=dict)  # those that the owner takes
     total: torch.Tensor | None = None  # at the owner
     used: set[int] = field(default_factory=set)  # places that some group has a gradient for
 
@@ -332,11 +332,20 @@ class Exchange:
         """At the owner: takes one group's part, and sums when it was the last."""
         owner = self._replicas[bucket.owner][bucket.items[0]].device
         set_current(owner)
-        state.parts[group] = state.flats[group].to(owner, non_blocking=True)
+        state.parts[group] = state.flats[group]
+        own = state.parts.get(bucket.owner)
+        # Two are added where one of them lies, when both are there: their order does not matter.
+        in_place = len(self._contributing) == 2 and bucket.owner in self._contributing
+        if not in_place:
+            state.parts[group] = state.parts[group].to(owner, non_blocking=True)
         if len(state.parts) < len(self._contributing):
             return
-        parts = [state.parts[g] for g in sorted(state.parts)]
-        state.total = _sum(parts, state.parts.get(bucket.owner))
+        if in_place and own is not None:
+            other = next(part for g, part in state.parts.items() if g != bucket.owner)
+            add_from(own, other)
+            state.total = own
+        else:
+            state.total = _sum([state.parts[g] for g in sorted(state.parts)])
         state.parts.clear()
         if self.divided:
             state.flats.clear()
@@ -371,16 +380,10 @@ def _flatten(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def _sum(parts: Sequence[torch.Tensor], own: torch.Tensor | None) -> torch.Tensor:
-    """The sum in the order of the groups, whoever owns it: the same bits in every layout.
-
-    Two parts are added in the owner's place: their order does not change the sum.
-    """
+def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sum in the order of the groups, whoever owns it: the same bits in every layout."""
     if len(parts) == 1:
         return parts[0]
-    if len(parts) == 2 and own is not None:
-        other = parts[1] if own is parts[0] else parts[0]
-        return own.add_(other)
     total = torch.add(parts[0], parts[1])
     for part in parts[2:]:
         total.add_(part)
