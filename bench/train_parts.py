@@ -4,7 +4,7 @@
 - exchange: 12 MB of gradients of two devices summed and brought back to both, beside Gloo's
   all-reduce between two processes;
 - slowdown: what the groups reach, step by step, after half of one device's core was taken away, over
-  the sum of what the devices can do then.
+  the sum of what the devices can do then; the median of several times.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ RESULTS = Path(__file__).parent / "results" / "train-parts.json"
 GRADIENTS = 3 * 10**6  # float32: 12 MB
 DEVICES = ["cpu,threads=1,memory=2GiB"] * 2
 STEPS_BEFORE, STEPS_AFTER = 12, 12
+SLOWDOWNS = 7
 BURN = "while True: pass"
 GLOO = """
 import os, sys, time, torch, torch.distributed as dist
@@ -129,7 +130,8 @@ def main(model: str) -> None:
                 "exchange_ms": exchange_ms(groups),
             }
         results["gloo_ms"] = gloo_ms()
-        results["after_slowdown"] = slowdown(list(lease.worker_pids), model)
+        runs = [slowdown(list(lease.worker_pids), model) for _ in range(SLOWDOWNS)]
+        results["after_slowdown"] = [statistics.median(step) for step in zip(*runs, strict=True)]
     table = Table("part", "measured")
     for name, value in results.items():
         shown = [round(v, 2) for v in value] if isinstance(value, list) else value

@@ -19,7 +19,7 @@ NEAR = 1.1  # sample counts within this factor of seen ones are told by the line
 JUMP = (
     0.2  # an observation off by this, and by more than noise, is a stall or the device has changed
 )
-AGREE = 0.2  # two times off by about the same are no accident
+AGREE = 0.35  # two times off by about the same are no accident
 NOISE_START, NOISE_MIN = 0.1, 0.02  # relative deviation of one time: before it is known, at least
 SURE = 4.0  # deviations that a gain must be above zero
 SIZES = 32  # numbers of samples that a batch is divided into: each new one costs a warm-up
@@ -201,12 +201,12 @@ class Divider:
         return best
 
     def _pays(self, best: tuple[int, ...], current: tuple[int, ...]) -> bool:
-        """Whether to change the division: the gain must be worth a warm-up, and be more than what
-        noise promises."""
+        """Whether to change the division: the gain must be worth a warm-up, and be large or more than
+        what noise promises."""
         gain = 1 - self.slowest(best) / self.slowest(current)
         # The slowest group is above the others by about twice what levelling them gains.
         errors = sorted((fit.error for fit in self.fits), reverse=True)[:2]
-        return gain >= max(self.gain_min, SURE / 2 * math.hypot(*errors))
+        return gain >= max(self.gain_min, min(JUMP, SURE / 2 * math.hypot(*errors)))
 
     def slowest(self, counts: Sequence[int]) -> float:
         """Predicted seconds of a division."""
