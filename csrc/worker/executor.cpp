@@ -320,7 +320,7 @@ void Executor::exportTo(Reader& reader) {
   segments_.addReader(address, {static_cast<uint32_t>(peer), sequence}, sequence_);
 }
 
-void Executor::fetch(Reader& reader) {
+Executor::Fetch Executor::fetchOf(Reader& reader) const {
   const wire::Address to = reader.word("destination");
   const wire::Address from = reader.word("source");
   const uint64_t bytes = reader.word("bytes");
@@ -328,13 +328,17 @@ void Executor::fetch(Reader& reader) {
   const uint64_t written = reader.word("sequence");
   const uint64_t exported = reader.word("sequence");
   if (peers_ == nullptr || peer >= peers_->count()) throw ProtocolError("no such peer");
+  return {to, from, bytes, static_cast<uint32_t>(peer), written, exported};
+}
+
+void Executor::fetch(Reader& reader) {
+  const auto [to, from, bytes, peer, written, exported] = fetchOf(reader);
   const wire::Address base = from - from % wire::kSlotBytes;
   const bool replica = to == from && base == from;
   try {
     if (replica) segments_.bind(to, memory_.allocate(bytes), bytes);
     const Range target = deviceRange(to, bytes, true);
-    fetchFrom(static_cast<uint32_t>(peer), base, from - base, target.data, bytes, written,
-              exported);
+    fetchFrom(peer, base, from - base, target.data, bytes, written, exported);
   } catch (const transport::PeerLost&) {
     throw;  // the client is gone
   } catch (...) {
@@ -345,14 +349,8 @@ void Executor::fetch(Reader& reader) {
 }
 
 void Executor::fetchAdd(Reader& reader) {
-  const wire::Address to = reader.word("destination");
-  const wire::Address from = reader.word("source");
-  const uint64_t bytes = reader.word("bytes");
-  const uint64_t peer = reader.word("peer");
-  const uint64_t written = reader.word("sequence");
-  const uint64_t exported = reader.word("sequence");
+  const auto [to, from, bytes, peer, written, exported] = fetchOf(reader);
   const auto type = static_cast<at::ScalarType>(reader.word("type"));
-  if (peers_ == nullptr || peer >= peers_->count()) throw ProtocolError("no such peer");
   if (type != at::kFloat && type != at::kDouble && type != at::kHalf && type != at::kBFloat16) {
     throw ProtocolError("only floating point numbers are added");
   }
@@ -362,19 +360,18 @@ void Executor::fetchAdd(Reader& reader) {
   }
   const Range target = deviceRange(to, bytes, true);
   const wire::Address base = from - from % wire::kSlotBytes;
-  const bool elsewhere = peers_->toldBy(static_cast<uint32_t>(peer)) != nullptr;
+  const bool elsewhere = peers_->toldBy(peer) != nullptr;
   // A piece is whole before it is added: what is read meanwhile may be read again. Pieces stay in
   // the cache; from another machine all comes at once.
   const uint64_t piece_bytes = elsewhere ? bytes : std::min(bytes, kAddBytes);
   const c10::Storage piece = memory_.allocate(piece_bytes);
   auto* const buffer = static_cast<std::byte*>(piece.mutable_data());
-  const auto numbers = [&](void* data, uint64_t count_bytes) {
-    return at::from_blob(data, {static_cast<int64_t>(count_bytes / item_bytes)}, type);
+  const auto numbers = [item = item_bytes, type](void* data, uint64_t count_bytes) {
+    return at::from_blob(data, {static_cast<int64_t>(count_bytes / item)}, type);
   };
   for (uint64_t at = 0; at < bytes; at += piece_bytes) {
     const uint64_t now_bytes = std::min(piece_bytes, bytes - at);
-    fetchFrom(static_cast<uint32_t>(peer), base, from - base + at, buffer, now_bytes, written,
-              exported);
+    fetchFrom(peer, base, from - base + at, buffer, now_bytes, written, exported);
     numbers(target.data + at, now_bytes).add_(numbers(buffer, now_bytes));
   }
   bytes_peer_ += bytes;

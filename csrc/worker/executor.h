@@ -60,6 +60,13 @@ class Executor {
   void read(wire::Reader& reader);
   void locate(wire::Reader& reader);
   void exportTo(wire::Reader& reader);
+  struct Fetch {
+    wire::Address to, from;
+    uint64_t bytes;
+    uint32_t peer;
+    uint64_t written, exported;
+  };
+  Fetch fetchOf(wire::Reader& reader) const;
   void fetch(wire::Reader& reader);
   void fetchAdd(wire::Reader& reader);
   void fetchFrom(uint32_t peer, wire::Address base, uint64_t offset, std::byte* to, uint64_t bytes,
