@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 
 import shoal
 from tests.support import processes, programs
+from tests.support.disks import file_system
 from tests.support.partner import Partner
 from tests.support.waiting import wait_until
 
@@ -44,22 +44,6 @@ def test_a_spill_directory_that_cannot_be_written_is_named(
         with pytest.raises(torch.OutOfMemoryError, match=r"SHOAL_SPILL_DIR|spill directory"):
             fill(6)[-1].sum().item()
         assert kept.sum().item() == MiB  # nothing is lost that was there
-
-
-@contextlib.contextmanager
-def file_system(where: Path, options: str) -> Iterator[Path]:
-    """A file system of its own at `where`."""
-    where.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "shoal-test", str(where)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if made.returncode != 0:
-        pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
-    yield where
-    subprocess.run(["umount", str(where)], check=True)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import nn
 import shoal
 import shoal.train
 from tests.support import programs
+from tests.support.disks import file_system
 from tests.train.models import largest_difference
 from tests.train.test_equal_results import sgd
 from tests.train.test_fit import by_hand, data  # noqa: F401  (a fixture)
@@ -77,18 +77,8 @@ def test_a_killed_program_goes_on_in_the_middle_of_an_epoch(
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own that is full after 1 MiB."""
-    where = tmp_path / "small"
-    where.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "shoal-test", str(where)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if made.returncode != 0:
-        pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
-    yield where
-    subprocess.run(["umount", str(where)], check=True)
+    with file_system(tmp_path / "small", "size=1m") as where:
+        yield where
 
 
 def wide() -> nn.Module:
