@@ -19,6 +19,7 @@ from shoal.pool import local
 
 WATCH_EVERY_S = 0.1
 STOPPED_AFTER_S = 0.5  # a worker that the system has stopped for so long counts as stalled
+ENDED = ("", "Z", "X")  # states of a process that is no more
 SILENT_AFTER_S = 0.7  # without a heartbeat from another machine: three of them are missing
 
 
@@ -204,9 +205,10 @@ class Watch:
             self._on_silent(member, now - since)
 
     def _trouble(self, member: Member) -> str | None:
-        if has_ended(member):
+        state = process_state(member.worker_pid)
+        if state in ENDED:
             return "the worker has ended"
-        if process_state(member.worker_pid) != "T":
+        if state != "T":
             self._stopped_since.pop(member.worker_pid, None)
             return None
         since = self._stopped_since.setdefault(member.worker_pid, time.monotonic())
@@ -217,7 +219,7 @@ class Watch:
 
 def has_ended(member: Member) -> bool:
     """Whether the worker's process is no more; of one on another machine we cannot tell."""
-    return bool(member.worker_pid) and process_state(member.worker_pid) in ("", "Z", "X")
+    return bool(member.worker_pid) and process_state(member.worker_pid) in ENDED
 
 
 def process_state(pid: int) -> str:

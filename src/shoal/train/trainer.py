@@ -83,8 +83,8 @@ class Trainer:
         optimizer: any torch optimizer whose `step()` needs no closure.
         groups: from `worker_groups`, or what its first argument takes.
         micro_batches: pieces that a group computes one after another: gradient accumulation on one
-            device, the pipeline's pieces on several (default there: 4 for each stage, fewer where
-            the pieces would be too small to compute well).
+            device, the pipeline's pieces on several (default there: 2 for each stage, 4 with the
+            schedules "1f1b" and "gpipe", fewer where they would be too small to compute well).
         schedule: "zero-bubble", "1f1b" or "gpipe".
         clip_norm: the largest norm of all gradients together.
         autocast: `torch.bfloat16` for mixed precision.
