@@ -167,9 +167,7 @@ class _PipelineStep:
         apart = [s for s, micros in enumerate(self._apart) if micro in micros]
         # In the last one autograd tells the exchange of each gradient, while the backward pass runs.
         # The other schedules' sums are bit for bit autograd's.
-        at_once = replica.plan.schedule == "zero-bubble" and (
-            micro != self._last or not self._context.exchange.several
-        )
+        at_once = any(self._apart) and (micro != self._last or not self._context.exchange.several)
         run = self._runs[micro] = Run(
             replica.plan.begins,
             self._devices,

@@ -83,9 +83,9 @@ class Trainer:
         optimizer: any torch optimizer whose `step()` needs no closure.
         groups: from `worker_groups`, or what its first argument takes.
         micro_batches: pieces that a group computes one after another: gradient accumulation on one
-            device, the pipeline's pieces on several (default there: 2 for each stage, 4 with the
-            schedules "1f1b" and "gpipe", fewer where they would be too small to compute well).
-        schedule: "zero-bubble", "1f1b" or "gpipe".
+            device, the pipeline's pieces on several (default there: 2 * stages - 1, 4 for each stage
+            with "1f1b" and "gpipe", fewer where they would be too small to compute well).
+        schedule: "zero-bubble", "zero-bubble-lean", "1f1b" or "gpipe".
         clip_norm: the largest norm of all gradients together.
         autocast: `torch.bfloat16` for mixed precision.
         weigh: what a part of a batch counts in the mean, by default its samples. For losses that
