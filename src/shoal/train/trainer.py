@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
-from contextlib import suppress
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -26,6 +24,7 @@ from shoal.train.build import Builder
 from shoal.train.errors import GroupLostError, NotFiniteError, TrainError
 from shoal.train.exchange import BUCKET_BYTES, Exchange
 from shoal.train.groups import WorkerGroup, WorkerGroups
+from shoal.train.recovery import OnLost, Recovery
 from shoal.train.replicas import (
     Objective,
     Part,
@@ -36,15 +35,10 @@ from shoal.train.replicas import (
     copy_replica,
     hyperparameters,
     place,
-    take_over,
 )
 from shoal.train.timeline import Timeline
 
 STEP_TIMEOUT_S = 600.0
-SETTLE_LOST_S = 0.2  # that survivors get to let go of a step before a loss is raised
-LOST_KNOWN_S = 0.3  # in which a process that has closed its connection is seen to have ended
-LOOK_CLOSELY_S = 0.02
-LOOK_EVERY_S = 0.1  # how often a wait looks whether the group is lost
 MEASURES_KEPT = 4  # steps after which a time that is still unknown is given up
 Autocast = torch.dtype | None
 
@@ -119,7 +113,7 @@ class Trainer:
         autocast: Autocast = None,
         weigh: Callable[[Any], Any] | None = None,
         nan: Literal["raise", "skip", "ignore"] = "raise",
-        on_lost: Literal["stop", "save", "continue"] = "stop",
+        on_lost: OnLost = "stop",
         divide_update: bool | None = None,
         balance: bool = True,
         batch_limits: Sequence[int | None] | None = None,
@@ -131,7 +125,6 @@ class Trainer:
         self.optimizer = optimizer
         self.groups = groups
         self.steps = 0
-        self.lost: list[GroupLostError] = []
         self.timeline = Timeline()
         self._objective = Objective(loss, autocast)
         self._builder = Builder(micro_batches, schedule, tell)
@@ -145,7 +138,10 @@ class Trainer:
         self._bucket_bytes = bucket_bytes
         self._timeout_s = step_timeout_s
         self._homes = {n: t.device for n, t in [*model.named_parameters(), *model.named_buffers()]}
-        self._replicas: list[Replica] = []
+        self._replicas: list[Replica] = []  # one list for the trainer's life: recovery has it, too
+        self._recovery = Recovery(
+            self._replicas, on_lost, step_timeout_s, self._disconnect, self._connect_without
+        )
         self._exchange: Exchange | None = None
         self._divider = shares.Divider(1)
         # Steps whose times are not known yet: shares and times by group.
@@ -166,10 +162,7 @@ class Trainer:
             try:
                 return self._attempt(ready)
             except GroupLostError as error:
-                self.lost.append(error)
-                if self._on_lost != "continue" or len(self._replicas) == 1:
-                    raise
-                self._drop(error.group)
+                self._recovery.go_on_without(error)
 
     def prepare(self, batch: Any) -> Prepared:
         """Divides a batch and sends its parts to the groups' devices, ahead of its step. May run in
@@ -194,7 +187,7 @@ class Trainer:
         where the model can be cut."""
         if self._replicas:
             return
-        self._replicas = self._builder.build(
+        self._replicas[:] = self._builder.build(
             self.model, self.optimizer, self.groups, self._objective, self.timeline, batch
         )
         if self._divide_update:
@@ -239,16 +232,16 @@ class Trainer:
                 board.wait(("ready", slot), what, self._timeout_s)
         except BaseException as error:
             board.fail(-1, error)
-            raise self._failure(board, futures, number) from None
+            raise self._recovery.failure(board, futures, number) from None
         loss = self._loss(futures, board, number)
         skipped = not math.isfinite(loss) and self._nan == "skip"
         if skipped:
             board.mark("skip")
         if not board.commit():
-            raise self._failure(board, futures, number)
+            raise self._recovery.failure(board, futures, number)
         self.steps += 1
         self._measured[number] = counts, [None] * len(counts)
-        self._finish(futures, number)
+        self._recovery.finish(futures, number)
         return Step(number, ready.samples, counts, loss, skipped)
 
     def _work(
@@ -311,8 +304,8 @@ class Trainer:
             'this step. Look at the batch and the learning rate, or pass nan="skip"'
         )
         board.fail(group.index, error)
-        _settle(futures, self._timeout_s)
-        self._clear_gradients()
+        self._recovery.settle(futures)
+        self._recovery.clear_gradients()
         raise error
 
     def _divide(self, samples: int) -> tuple[int, ...]:
@@ -357,112 +350,23 @@ class Trainer:
     def _on_trouble(self, group: WorkerGroup, why: str) -> None:
         self._board.fail(group.index, DeviceLostError(why))
 
-    def _failure(self, board: Board, futures: Sequence[Future[Any]], number: int) -> BaseException:
-        """The step failed: waits until the groups have let go, and says whose fault it was."""
-        assert board.failure is not None
-        cause = board.failure.error
-        if board.failure.group < 0:  # this thread itself was interrupted, or waited too long
-            _settle(futures, self._timeout_s)
-            return cause
-        culprit = self._culprit(board.failure.group, cause)
-        alive = [
-            f
-            for replica, f in zip(self._replicas, futures, strict=True)
-            if replica.group is not culprit
-        ]
-        error = culprit.error(cause, number)
-        lost = isinstance(error, GroupLostError)
-        if lost and self._on_lost == "stop":
-            # Survivors may wait for the lost device for seconds. There is no next step to keep
-            # them for, so the error does not wait for them; `close()` does.
-            if wait(alive, SETTLE_LOST_S).not_done:
-                return error
-        else:
-            _settle(alive, self._timeout_s)
-        if not lost:
-            for replica in self._replicas:
-                _drain(replica)
-        self._clear_gradients(without=culprit if lost else None)
-        return error
-
-    def _culprit(self, index: int, cause: BaseException) -> WorkerGroup:
-        """The group whose device is gone; a copy that failed may have been another's."""
-        groups = [replica.group for replica in self._replicas]
-        failed = next((g for g in groups if g.index == index), groups[0])
-        if not isinstance(cause, DeviceLostError) or failed.lost is not None:
-            return failed
-        gone: list[WorkerGroup] = []
-        until = time.monotonic() + LOST_KNOWN_S
-        while not gone and time.monotonic() < until:  # a process takes a moment to be gone
-            gone = [g for g in groups if g.lost is not None or g.silent or g.has_ended()]
-            time.sleep(0 if gone else LOOK_CLOSELY_S)
-        if not gone:  # asking a device that waits for the lost one takes seconds
-            gone = [g for g in groups if any(devices.is_lost(d) for d in g.devices)]
-        if not gone:
-            return failed
-        gone[0].lost = gone[0].lost or str(cause)
-        return gone[0]
-
-    def _finish(self, futures: Sequence[Future[Any]], number: int) -> None:
-        """Waits until all groups have issued their updates; from then on lr may change. A group that
-        is lost now has missed nothing that the others need."""
-        for replica, future in list(zip(self._replicas, futures, strict=True)):
-            try:
-                self._wait_update(replica, future)
-            except DeviceLostError as error:
-                self._forgo(self._culprit(replica.group.index, error), error, number)
-            except Exception as error:
-                raise replica.group.error(error, number) from error
-
-    def _wait_update(self, replica: Replica, future: Future[Any]) -> None:
-        until = time.monotonic() + self._timeout_s
-        while not future.done():
-            gone = [r.group.lost for r in self._replicas if r.group.lost is not None]
-            if gone and (replica.group.lost is not None or self._on_lost == "stop"):
-                raise DeviceLostError(gone[0])  # known before the device itself gives up
-            if time.monotonic() > until:
-                raise TrainError(f"waited {self._timeout_s:g} s for the update of {replica.group}")
-            wait([future], LOOK_EVERY_S)
-        future.result()
-
-    def _forgo(self, group: WorkerGroup, error: DeviceLostError, number: int) -> None:
-        lost = group.error(error, number)
-        assert isinstance(lost, GroupLostError)
-        self.lost.append(lost)
-        if self._on_lost != "continue" or len(self._replicas) == 1:
-            raise lost from error
-        self._drop(group.index)
+    @property
+    def lost(self) -> list[GroupLostError]:
+        """The losses so far."""
+        return self._recovery.lost
 
     def drop(self, index: int) -> bool:
         """Gives a group up. The model and optimizer then hold what the others hold; False if there
         are no others, or with `on_lost="stop"`."""
-        if (
-            self._on_lost == "stop"
-            or len(self._replicas) < 2
-            or all(r.group.index != index for r in self._replicas)
-        ):
-            return False
-        self._drop(index)
-        return True
+        return self._recovery.drop(index)
 
-    def _drop(self, index: int) -> None:
-        """Goes on without a group. The user's own model moves in with a survivor if need be."""
-        slot = next(i for i, r in enumerate(self._replicas) if r.group.index == index)
-        lost = self._replicas.pop(slot)
+    def _disconnect(self) -> None:
         if self._exchange is not None:
-            self._exchange.close(wait=False)  # its threads may still wait for the lost device
-        lost.close()
-        for replica in self._replicas:
-            _drain(replica)
-        if slot == 0:
-            self._replicas[0] = take_over(lost, self._replicas[0])
+            self._exchange.close(wait=False)
+
+    def _connect_without(self, slot: int) -> None:
         self._measured.clear()
         self._connect(self._divider.without(slot))
-
-    def _clear_gradients(self, without: WorkerGroup | None = None) -> None:
-        for replica in self._replicas:
-            if replica.group is not without:
-                replica.optimizer.zero_grad(set_to_none=True)
 
     # --- beside the steps ---
 
@@ -542,7 +446,8 @@ class Trainer:
             self._gather_state()
         except DeviceLostError as error:
             failure = error
-        replicas, self._replicas = self._replicas, []
+        replicas = list(self._replicas)
+        self._replicas.clear()
         if not replicas:
             return
         try:
@@ -587,20 +492,3 @@ def _may_divide(optimizer: Optimizer, on_lost: str, asked: bool | None) -> bool:
 
 def _nothing() -> None:
     """Before there are groups to listen to."""
-
-
-def _drain(replica: Replica) -> None:
-    """Waits until a group has done what it was given, and lets go of what failed there: it followed
-    from what is told already, and must not be told as the next step's."""
-    for member in replica.used_members:
-        with suppress(Exception):
-            devices.synchronize(member.device)
-
-
-def _settle(futures: Sequence[Future[Any]], timeout_s: float) -> None:
-    """Waits until work that was told to stop has stopped."""
-    for future in futures:
-        try:
-            future.exception(timeout_s)
-        except TimeoutError:
-            raise TrainError(f"a group did not stop within {timeout_s:g} s") from None
