@@ -94,6 +94,12 @@ def record(device: torch.device) -> torch.Event:
     return event
 
 
+def allocated_bytes(device: torch.device) -> int:
+    """What tensors on the device take when everything issued so far has run."""
+    module = torch.get_device_module(device)
+    return int(module.memory_allocated(device)) if device.type != "cpu" else 0
+
+
 def add_from(target: torch.Tensor, source: torch.Tensor) -> None:
     """Adds what lies on another device; the numbers are read there and never written here."""
     if not _core.add_from(target, source):

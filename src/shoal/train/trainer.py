@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -21,9 +22,10 @@ from shoal.errors import DeviceLostError
 from shoal.train import batches, devices, shares
 from shoal.train.board import COMMIT, Board
 from shoal.train.build import Builder
-from shoal.train.errors import GroupLostError, NotFiniteError, TrainError
+from shoal.train.errors import GroupError, GroupLostError, NotFiniteError, TrainError
 from shoal.train.exchange import BUCKET_BYTES, Exchange
 from shoal.train.groups import WorkerGroup, WorkerGroups
+from shoal.train.pieces import Pieces
 from shoal.train.recovery import OnLost, Recovery
 from shoal.train.replicas import (
     Objective,
@@ -38,6 +40,7 @@ from shoal.train.replicas import (
 )
 from shoal.train.timeline import Timeline
 
+_log = logging.getLogger("shoal.train")
 STEP_TIMEOUT_S = 600.0
 MEASURES_KEPT = 4  # steps after which a time that is still unknown is given up
 Autocast = torch.dtype | None
@@ -144,6 +147,7 @@ class Trainer:
         )
         self._exchange: Exchange | None = None
         self._divider = shares.Divider(1)
+        self._pieces = Pieces()
         # Steps whose times are not known yet: shares and times by group.
         self._measured: dict[int, tuple[tuple[int, ...], list[float | None]]] = {}
         self._dividing = threading.Lock()
@@ -163,6 +167,9 @@ class Trainer:
                 return self._attempt(ready)
             except GroupLostError as error:
                 self._recovery.go_on_without(error)
+            except GroupError as error:
+                if not self._in_more_pieces(error, ready):
+                    raise
 
     def prepare(self, batch: Any) -> Prepared:
         """Divides a batch and sends its parts to the groups' devices, ahead of its step. May run in
@@ -232,7 +239,8 @@ class Trainer:
                 board.wait(("ready", slot), what, self._timeout_s)
         except BaseException as error:
             board.fail(-1, error)
-            raise self._recovery.failure(board, futures, number) from None
+            failure = self._recovery.failure(board, futures, number)
+            raise failure from failure.__cause__
         loss = self._loss(futures, board, number)
         skipped = not math.isfinite(loss) and self._nan == "skip"
         if skipped:
@@ -241,8 +249,37 @@ class Trainer:
             raise self._recovery.failure(board, futures, number)
         self.steps += 1
         self._measured[number] = counts, [None] * len(counts)
+        self._fit_into_memory(parts)
         self._recovery.finish(futures, number)
         return Step(number, ready.samples, counts, loss, skipped)
+
+    def _in_more_pieces(self, error: GroupError, ready: Prepared) -> bool:
+        """After a step that lacked memory: whether to do it again, in more pieces."""
+        if not isinstance(error.__cause__, torch.OutOfMemoryError):
+            return False
+        slot = ready.groups.index(error.group)
+        group = self._replicas[slot].group
+        if not self._pieces.double(group.index, len(ready.parts[slot]), ready.counts[slot]):
+            return False
+        _log.warning(
+            "shoal: %r: too little memory for its part in step %d: computes it in %d pieces",
+            group, self.steps, self._pieces.of(group.index, 1),
+        )  # fmt: skip
+        ready.groups = ()  # to be divided again
+        return True
+
+    def _fit_into_memory(self, parts: Sequence[Sequence[Part]]) -> None:
+        """A part that was more than its device's memory is computed in pieces from now on: that
+        costs less than moving it out and in again."""
+        for replica, pieces in zip(self._replicas, parts, strict=True):
+            group, member = replica.group, replica.used_members[0]
+            used = replica.used_bytes, replica.fixed_bytes, member.memory_bytes
+            if pieces and self._pieces.fit(group.index, len(pieces), *used):
+                _log.warning(
+                    "shoal: %r: step %d used %.0f MiB of %.0f: computes its part in %d pieces",
+                    group, self.steps, used[0] / 2**20, used[2] / 2**20,
+                    self._pieces.of(group.index, 1),
+                )  # fmt: skip
 
     def _work(
         self,
@@ -336,7 +373,8 @@ class Trainer:
         for part, count, replica in zip(
             batches.split(batch, counts), counts, replicas, strict=True
         ):
-            sizes = shares.chunk_sizes(count, self._builder.micro_batches_for(replica.stages))
+            wanted = self._builder.micro_batches_for(replica.stages)
+            sizes = shares.chunk_sizes(count, self._pieces.of(replica.group.index, wanted))
             pieces.append(batches.split(part, sizes))
         measures = [float(self._weigh(piece)) for group in pieces for piece in group]
         try:
