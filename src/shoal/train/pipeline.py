@@ -190,7 +190,8 @@ class _PipelineStep:
         set_current(device)
         if stage == len(self._devices) - 1:
             assert run.loss is not None
-            (run.loss * self._parts[micro].weight).backward()  # type: ignore[no-untyped-call]
+            weight = self._parts[micro].weight * self._context.scale
+            (run.loss * weight).backward()  # type: ignore[no-untyped-call]
             run.loss = None
         else:
             sources, grads = run.outgoing(stage)

@@ -37,6 +37,7 @@ class StepContext:
     board: Board
     exchange: Exchange
     timeout_s: float
+    scale: float = 1.0  # of the loss, before the backward pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class Replica:
             loss = self.objective(self.model, batch, device.type)
             self.used_bytes = max(self.used_bytes, allocated_bytes(device))
             losses.append((Reading(loss), part.weight))
-            (loss * part.weight).backward()  # type: ignore[no-untyped-call]
+            (loss * (part.weight * context.scale)).backward()  # type: ignore[no-untyped-call]
         self.stopwatches[0].time("compute", context.step, start, record(device))
         return losses
 

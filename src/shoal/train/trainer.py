@@ -38,6 +38,7 @@ from shoal.train.replicas import (
     hyperparameters,
     place,
 )
+from shoal.train.scaling import LossScale, unscale
 from shoal.train.timeline import Timeline
 
 _log = logging.getLogger("shoal.train")
@@ -54,7 +55,7 @@ class Step:
     samples: int
     shares: tuple[int, ...]  # samples of each group
     loss: float  # mean over the samples; NaN where nan="ignore" left it unread
-    skipped: bool = False  # the loss was not finite and nan="skip"
+    skipped: bool = False  # the loss was not finite and nan="skip", or float16 overflowed
 
 
 @dataclass(slots=True)
@@ -84,7 +85,8 @@ class Trainer:
             with "1f1b" and "gpipe", fewer where they would be too small to compute well).
         schedule: "zero-bubble", "zero-bubble-lean", "1f1b" or "gpipe".
         clip_norm: the largest norm of all gradients together.
-        autocast: `torch.bfloat16` for mixed precision.
+        autocast: `torch.bfloat16` or `torch.float16` for mixed precision; the latter with a loss scale
+            that follows the gradients (steps whose gradients overflow are skipped).
         weigh: what a part of a batch counts in the mean, by default its samples. For losses that
             are means over something else: `weigh=lambda batch: batch["attention_mask"].sum()`.
         nan: "raise" before the weights change, "skip" the step, or "ignore" (the loss is not read).
@@ -130,6 +132,7 @@ class Trainer:
         self.steps = 0
         self.timeline = Timeline()
         self._objective = Objective(loss, autocast)
+        self._scale = LossScale() if autocast is torch.float16 else None
         self._builder = Builder(micro_batches, schedule, tell)
         self._clip_norm = clip_norm
         self._weigh = weigh or batches.size
@@ -228,9 +231,10 @@ class Trainer:
         assert self._exchange is not None
         self._exchange.begin(board, number, [i for i, n in enumerate(counts) if n > 0])
         settings = hyperparameters(self._replicas[0].optimizer)
+        scale = self._scale.value if self._scale is not None else 1.0
         futures = []
         for slot, replica in enumerate(self._replicas):
-            context = StepContext(number, slot, board, self._exchange, self._timeout_s)
+            context = StepContext(number, slot, board, self._exchange, self._timeout_s, scale)
             work = partial(self._work, replica, parts[slot], context, settings)
             futures.append(replica.group.call(work))
         try:
@@ -242,11 +246,14 @@ class Trainer:
             failure = self._recovery.failure(board, futures, number)
             raise failure from failure.__cause__
         loss = self._loss(futures, board, number)
-        skipped = not math.isfinite(loss) and self._nan == "skip"
+        overflowed = any(board.values("overflow").values())
+        skipped = overflowed or (not math.isfinite(loss) and self._nan == "skip")
         if skipped:
             board.mark("skip")
         if not board.commit():
             raise self._recovery.failure(board, futures, number)
+        if self._scale is not None:
+            self._scale.learn(overflowed)
         self.steps += 1
         self._measured[number] = counts, [None] * len(counts)
         self._fit_into_memory(parts)
@@ -299,6 +306,10 @@ class Trainer:
                 # The others' gradients have really come: after the commit there is no way back.
                 for member in replica.used_members:
                     devices.synchronize(member.device)
+            if self._scale is not None:
+                summed = context.exchange.owned(slot) if context.exchange.divided else None
+                found = unscale(summed or replica.parameters, context.scale)
+                board.put("overflow", slot, found)
             if self._nan != "ignore":
                 board.put("loss", slot, math.fsum(loss.value() * w for loss, w in losses))
             board.mark(("ready", slot))
