@@ -94,6 +94,8 @@ class Loader:
 
     def _numbers(self, source: NodeSource, order: Indices) -> Iterator[Any]:
         """Batches that are read at the nodes of the devices that they are divided among."""
+        for near in range(self._ahead):
+            source.expect(self._samples(order, self._at + near), near)
         for number in range(self._at, len(self)):
             source.expect(self._samples(order, number + self._ahead), self._ahead)
             batch = source.batch(self._samples(order, number))

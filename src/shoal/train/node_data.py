@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -56,6 +57,7 @@ class NodeSource:
         self._lock = threading.RLock()
         self._lease: session.Lease | None = None  # the one that is looked at below
         self._places: dict[torch.device, tuple[NodeReader, NodeFile]] = {}
+        weakref.finalize(self, _close_files, self._places).atexit = False
         self._why_not: dict[str, str] = {}  # by name of the device: why it is read in the program
         self._marks: list[PathMark] | None = None
         self._serial = 0
@@ -99,7 +101,7 @@ class NodeSource:
         lease = session.current()
         with self._lock:
             if lease is None:
-                self._places = {}
+                self._places.clear()
             elif lease is not self._lease:
                 self._look(lease)
             self._lease = lease
@@ -113,7 +115,8 @@ class NodeSource:
         return {**{n: f"program: {why}" for n, why in self._why_not.items()}, **at_node}
 
     def _look(self, lease: session.Lease) -> None:
-        self._places, self._why_not = {}, {}
+        _close_files(self._places)
+        self._why_not.clear()
         for place, (granted, device) in enumerate(zip(lease.granted, lease.devices, strict=True)):
             name = granted.info.name
             if not lease.by_network[place]:
@@ -175,7 +178,7 @@ class NodeSource:
         return NodeBatch(self, numbers, self._serial)
 
     def expect(self, numbers: Indices, ahead: int) -> None:
-        """Has samples read that will be a batch soon, divided as the last one was."""
+        """Has samples read that will be a batch soon (0: the next one), divided as the last one was."""
         if len(numbers) == 0:
             return
         if self.runs is not None:
@@ -186,7 +189,7 @@ class NodeSource:
         start = 0
         for device, sizes in list(self._division):
             for size in sizes:
-                self.ask(numbers[start : start + size], self._serial + ahead, device)
+                self.ask(numbers[start : start + size], self._serial + 1 + ahead, device)
                 start += size
 
     def divided(self, division: list[tuple[torch.device, list[int]]]) -> None:
@@ -223,6 +226,12 @@ class NodeSource:
         with self._lock:
             ahead = self._reads.pop(numbers.tobytes(), None)
         return ahead.result() if ahead is not None else self.read(numbers)
+
+
+def _close_files(places: dict[torch.device, tuple[NodeReader, NodeFile]]) -> None:
+    for reader, file in places.values():
+        reader.close_file(file)
+    places.clear()
 
 
 class NodeBatch(batches.Numbered):

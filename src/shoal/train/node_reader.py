@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -183,6 +184,12 @@ class NodeReader:
             raise DataError(f"the reader of device {self.name} answered {type(opened).__name__}")
         return NodeFile(opened.source, opened)
 
+    def close_file(self, file: NodeFile) -> None:
+        """Nobody reads it any more."""
+        self._forget(lambda asked: asked.source == file.source)
+        with suppress(ConnectionError):  # gone with everything that it had open
+            self._mail.send(data_messages.CloseData(file.source))
+
     def warm(self, file: NodeFile, numbers: Indices) -> None:
         """Says what will be asked for soon; nothing is waited for."""
         for chunk in _cut(numbers, limits.READ_SAMPLES_MAX):
@@ -246,7 +253,8 @@ class NodeReader:
                 self._give(asked.offset)
                 raise
             start += len(chunk)
-        assert skeleton is not None
+        if skeleton is None:
+            raise DataError("no samples were asked for")
         return data_tree.rebuild(skeleton, targets)
 
     def _claim(
