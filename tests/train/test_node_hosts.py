@@ -169,6 +169,39 @@ def test_a_file_that_differs_at_a_node_is_not_read_there(cluster: tuple[Cluster,
     assert found["traffic"]["far"] == 0
 
 
+HALF_HERE = """
+import torch, shoal
+found = {}
+with shoal.connect(devices=2, memory="128MiB") as lease:
+    assert sorted(lease.by_network) == [False, True]
+    far = lease.by_network.index(True) + 1
+    for where in ("program", "auto", "node"):
+        before = [torch.shoal.traffic(d)["bytes_node"] for d in (far, 3 - far)]
+        found[where] = train(where)
+        after = [torch.shoal.traffic(d)["bytes_node"] for d in (far, 3 - far)]
+        found[where]["read"] = [b - a for a, b in zip(before, after)]
+print(json.dumps(found))
+"""
+
+
+def test_a_group_here_and_one_elsewhere(cluster: tuple[Cluster, Path]) -> None:
+    """The program is on the head's machine: it reads for the device there, the node for its own."""
+    made, directory = cluster
+    code = json.loads(made.head.shoal("code", "--json"))["command"]
+    made.head.shoal(*code.split()[1:])
+    done = made.head.python(f"FOLDER = {str(directory)!r}\n" + PRELUDE + HALF_HERE)
+    assert done.code == 0, done.out + done.err
+    found = json.loads(done.out.splitlines()[-1])
+    half = SAMPLES * WIDTH * 4 // 2
+    for where in ("auto", "node"):
+        assert found[where]["losses"] == found["program"]["losses"]
+        assert found[where]["places"]["far"] == "node"
+        assert found[where]["places"]["near"] == "program: the device is on this machine"
+        far, near = found[where]["read"]
+        assert far > half * 0.8
+        assert near == 0
+
+
 ONLY = """
 path = FOLDER / "own/only.npy"
 assert not path.exists()

@@ -222,6 +222,7 @@ class Agent:
             declared=[s.spec.name for s in self.servers],
             devices=[s.announcement() for s in ready],
             held=held[: limits.SESSIONS_MAX],
+            folders=list(self.network.folders) if self.network is not None else [],
         )
 
     async def _beat(self, channel: Channel, beat_s: float) -> None:

@@ -11,10 +11,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from shoal.pool.fields import Count, Name, Sizes, Text
+from shoal.pool.fields import Count, Name, PathText, Sizes, Text
 from shoal.pool.limits import (
     DATA_LEAVES_MAX,
-    DATA_PATH_CHARS_MAX,
     DATA_PATHS_MAX,
     DATA_RUNS_MAX,
     READ_SAMPLES_MAX,
@@ -39,7 +38,7 @@ Skeleton = Count | Branch
 class DataPath(msgspec.Struct, frozen=True):
     """A file, a folder, or a pattern of tar shards."""
 
-    path: Annotated[str, Meta(max_length=DATA_PATH_CHARS_MAX)]
+    path: PathText
     columns: Annotated[list[Name], Meta(max_length=DATA_LEAVES_MAX)] | None = None  # of a table
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from shoal.errors import PoolError, ShoalError
-from shoal.pool.limits import DATA_FOLDERS_MAX
+from shoal.pool.limits import DATA_FOLDERS_MAX, DATA_PATH_CHARS_MAX
 
 MAGIC = "*?["  # makes a path a pattern
 
@@ -29,6 +29,8 @@ def named(folders: Iterable[str]) -> list[str]:
         resolved = os.path.realpath(folder)
         if not os.path.isdir(resolved):
             raise PoolError(f"--data {folder} is no folder")
+        if len(resolved) > DATA_PATH_CHARS_MAX:
+            raise PoolError(f"--data {folder} is a path of more than {DATA_PATH_CHARS_MAX} letters")
         if resolved not in found:
             found.append(resolved)
     if len(found) > DATA_FOLDERS_MAX:

@@ -18,7 +18,7 @@ from shoal.pool.data_messages import (
     SamplesTooLarge,
     WarmData,
 )
-from shoal.pool.fields import Count, Name, Pem, SessionPart, Text
+from shoal.pool.fields import Count, Folders, Name, Pem, SessionPart, Text
 from shoal.pool.limits import (
     DEVICES_PER_LEASE_MAX,
     DEVICES_PER_NODE_MAX,
@@ -203,6 +203,7 @@ class NodeInfo(msgspec.Struct, frozen=True):
     last_beat_s: float  # ago
     failures: Annotated[list[Text], Meta(max_length=DEVICES_PER_NODE_MAX)] = []
     clock_ahead_s: float = 0.0  # of the head's
+    folders: Folders = []  # whose files trainings on its devices may read
 
 
 class SessionInfo(msgspec.Struct, frozen=True):
