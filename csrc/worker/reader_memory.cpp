@@ -27,9 +27,9 @@ void ReaderMemory::put(uint64_t number, int fd) {
 
 std::shared_ptr<const memory::SharedMemory> ReaderMemory::get(uint64_t number) {
   std::unique_lock held(mutex_);
-  const bool came = number > 0 && number >= number_ &&
-                    came_.wait_for(held, wait_, [&] { return number_ >= number; });
-  if (!came || number_ != number) {
+  // Only the next one can still be on its way.
+  if (number == number_ + 1) came_.wait_for(held, wait_, [&] { return number_ >= number; });
+  if (number == 0 || number != number_) {
     throw wire::ProtocolError("this session has no reader " + std::to_string(number));
   }
   return memory_;

@@ -22,6 +22,7 @@ from torch.utils.data import TensorDataset
 import shoal
 import shoal.train
 from shoal.device import session
+from shoal.pool import limits
 from shoal.train import node_reader
 from shoal.train.node_data import NodeBatch
 from tests.support import datasets, processes
@@ -146,8 +147,7 @@ def test_a_part_larger_than_the_readers_memory_comes_in_pieces(
     lease: shoal.Lease, formats: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As much of the memory is used as there is, and used again when the worker is past the copies."""
-    node_reader.reader_of(lease, 0)
-    reader = node_reader._readers[id(lease), 0]
+    reader = node_reader.reader_of(lease, 0)
     reader._slots = type(reader._slots)(256 * 1024)  # the large format has 20 KB a sample
     there, here = both(formats["large"], batch_size=40, shuffle=False)
     for _ in range(3):
@@ -438,6 +438,40 @@ def test_a_reader_ends_with_its_worker(lease: shoal.Lease, formats: dict[str, An
     with pytest.raises(shoal.DeviceLostError):
         next(batches).to_device(DEVICE)
     assert len(next(batches).to_device(torch.device("shoal", 2))[0]) == 8
+
+
+def test_a_node_that_falls_silent_is_a_lost_device(
+    lease: shoal.Lease, formats: dict[str, Any]
+) -> None:
+    """Nobody waits for its reader longer than for the device itself."""
+    batches = iter(shoal.train.load(formats["npy"], 8, where="node"))
+    next(batches).to_device(DEVICE)
+    silent = [lease.worker_pids[0], *reader_pids(lease)]
+    for pid in silent:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(shoal.DeviceLostError):
+            next(batches).to_device(DEVICE)
+    finally:
+        for pid in silent:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_many_loaders_one_after_another(lease: shoal.Lease, formats: dict[str, Any]) -> None:
+    """A loader that nobody has any more is closed at the reader, too."""
+    for _ in range(limits.DATA_SOURCES_MAX + 8):
+        loader = shoal.train.load(formats["npy"], 8, where="node")
+        assert len(next(iter(loader)).to_device(DEVICE)[0]) == 8
+        with pytest.raises(shoal.train.DataError):
+            next(iter(shoal.train.load((*formats["npy"], formats["images"]), 8, where="node")))
+
+
+def test_what_weighs_a_batch_may_look_into_it(lease: shoal.Lease, formats: dict[str, Any]) -> None:
+    losses = []
+    for where in ("node", "program"):
+        loader = shoal.train.load(formats["npy"], 16, where=where)
+        losses.append(train(loader, 2, 1, weigh=lambda batch: batch[1].sum() + 1))
+    assert losses[0] == losses[1]
 
 
 def test_a_lost_group_leaves_its_part_to_the_others(

@@ -117,22 +117,38 @@ class NodeSource:
     def _look(self, lease: session.Lease) -> None:
         _close_files(self._places)
         self._why_not.clear()
+        elsewhere = [place for place, far in enumerate(lease.by_network) if far]
+        with ThreadPoolExecutor(
+            max(1, len(elsewhere))
+        ) as threads:  # a reader takes a while to start
+            opening = {p: threads.submit(self._open_at, lease, p) for p in elsewhere}
         for place, (granted, device) in enumerate(zip(lease.granted, lease.devices, strict=True)):
             name = granted.info.name
-            if not lease.by_network[place]:
+            if place not in opening:
                 self._why_not[name] = "the device is on this machine"
                 continue
             try:
-                self._places[device] = self._open_at(lease, place)
+                reader, file = opening[place].result()
+                self._compare(reader, file)
+                self._places[device] = reader, file
             except DataError as error:
                 if self._where == "node":
+                    self._places.update(
+                        (lease.devices[p], one.result())
+                        for p, one in opening.items()
+                        if one.exception() is None
+                    )
+                    _close_files(self._places)
                     raise DataError(f'where="node": {error}') from None
                 self._why_not[name] = str(error)
                 _log.info("data for %s is read in the program: %s", name, error)
 
     def _open_at(self, lease: session.Lease, place: int) -> tuple[NodeReader, NodeFile]:
         reader = reader_of(lease, place)
-        file = reader.open(self._skeleton, self._paths)
+        return reader, reader.open(self._skeleton, self._paths)
+
+    def _compare(self, reader: NodeReader, file: NodeFile) -> None:
+        """Raises if the node sees other files than all must see."""
         for path, here, there in zip(
             self._paths, self._reference(file), file.opened.marks, strict=True
         ):
@@ -141,8 +157,8 @@ class NodeSource:
                 text = f"{path.path} is not the same file at the node of {reader.name}: {different}"
                 if self._where == "auto":
                     _log.warning("%s; it is read in the program", text)
+                reader.close_file(file)
                 raise DataError(text)
-        return reader, file
 
     def _reference(self, file: NodeFile) -> list[PathMark]:
         """What all must see: the program's files, or where it has none, the first node's."""
@@ -259,7 +275,7 @@ class NodeBatch(batches.Numbered):
         return parts
 
     def ask(self, device: torch.device) -> None:
-        if len(self) > 0:
+        if len(self) > 0 and self._tensors is None:
             self._source.ask(self._numbers, self._serial, device)
 
     def divided(self, division: list[tuple[torch.device, list[int]]]) -> None:

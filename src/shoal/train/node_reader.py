@@ -370,8 +370,18 @@ def _cut(numbers: Indices, most: int) -> Iterator[Indices]:
 
 # --- the readers of this program's lease -----------
 
+
+class _Entry:
+    """A reader, or that one is being started: whoever wants the same waits for that, others do not."""
+
+    def __init__(self, lease: session.Lease) -> None:
+        self.lease = lease
+        self.starting = threading.Lock()
+        self.reader: NodeReader | None = None
+
+
 _readers_lock = threading.Lock()
-_readers: dict[tuple[int, int], NodeReader] = {}  # by id of the lease and place
+_readers: dict[tuple[int, int], _Entry] = {}  # by lease's number and place
 
 
 def reader_of(lease: session.Lease, place: int) -> NodeReader:
@@ -385,12 +395,15 @@ def reader_of(lease: session.Lease, place: int) -> NodeReader:
             "--data DIR to `shoal node` or `shoal up`"
         )
     with _readers_lock:
-        for key in [k for k, reader in _readers.items() if not reader._lease.active]:
-            _readers.pop(key).close()
-        found = _readers.get((id(lease), place))
-        if found is None or not found.usable:
+        for key in [k for k, entry in _readers.items() if not entry.lease.active]:
+            ended = _readers.pop(key).reader
+            if ended is not None:
+                ended.close()
+        entry = _readers.setdefault((id(lease), place), _Entry(lease))
+    with entry.starting:
+        if entry.reader is None or not entry.reader.usable:
             try:
-                found = _readers[id(lease), place] = NodeReader(lease, place)
+                entry.reader = NodeReader(lease, place)
             except LeaseError as error:
                 raise DataError(f"device {attached.name}: {error}") from None
-        return found
+        return entry.reader
