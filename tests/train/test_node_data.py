@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,8 +26,8 @@ from shoal.device import session
 from shoal.pool import limits
 from shoal.train import node_reader
 from shoal.train.node_data import NodeBatch
-from tests.support import datasets, processes
-from tests.support.standing import StandingPool
+from tests.support import datasets, processes, programs
+from tests.support.standing import StandingPool, shoal_command
 from tests.support.waiting import wait_until
 
 DEVICE = torch.device("shoal", 1)
@@ -377,6 +378,22 @@ def test_without_a_lease_the_program_reads(formats: dict[str, Any], tmp_path: Pa
         shoal.train.load(tmp_path / "nothing.npy", where="node")
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--data", "/"), "add --listen ADDRESS"),
+        (("--listen", "127.0.0.1:1", "--data", "/etc/passwd"), "--data /etc/passwd is no folder"),
+    ],
+)
+def test_folders_that_cannot_be_served(tmp_path: Path, options: tuple[str, ...], told: str) -> None:
+    done = subprocess.run(
+        shoal_command("up", "--name", "none", *options),
+        env=programs.environment(SHOAL_STATE=str(tmp_path)), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert told in done.stderr
+
+
 # --- when something breaks ---
 
 
@@ -397,6 +414,7 @@ def test_a_killed_reader_is_an_error_or_the_program_reads(
         for expected in wanted[1:]:
             assert equal(next(by_itself).to_device(DEVICE), expected)
     assert "the program reads" in caplog.text
+    assert sorted(where.split(":")[0] for where in auto.places.values()) == ["node", "program"]
     # The session itself is well, and a new loader gets a new reader.
     again = shoal.train.load(formats["npy"], 8, where="node")
     for got, expected in zip(again, wanted, strict=True):

@@ -118,9 +118,7 @@ class NodeSource:
         _close_files(self._places)
         self._why_not.clear()
         elsewhere = [place for place, far in enumerate(lease.by_network) if far]
-        with ThreadPoolExecutor(
-            max(1, len(elsewhere))
-        ) as threads:  # a reader takes a while to start
+        with ThreadPoolExecutor(max(1, len(elsewhere))) as threads:  # they take a while to start
             opening = {p: threads.submit(self._open_at, lease, p) for p in elsewhere}
         for place, (granted, device) in enumerate(zip(lease.granted, lease.devices, strict=True)):
             name = granted.info.name
@@ -145,7 +143,11 @@ class NodeSource:
 
     def _open_at(self, lease: session.Lease, place: int) -> tuple[NodeReader, NodeFile]:
         reader = reader_of(lease, place)
-        return reader, reader.open(self._skeleton, self._paths)
+        try:
+            return reader, reader.open(self._skeleton, self._paths)
+        except ReaderLostError:  # it may have died long ago, and nobody had a reason to notice
+            reader = reader_of(lease, place)
+            return reader, reader.open(self._skeleton, self._paths)
 
     def _compare(self, reader: NodeReader, file: NodeFile) -> None:
         """Raises if the node sees other files than all must see."""
@@ -177,14 +179,17 @@ class NodeSource:
                 "node that serves it. Lease one first (shoal.connect, shoal.train.worker_groups), of a "
                 "node with --data DIR"
             )
-        return next(iter(self._places.values()))
+        places = list(self._places.values())
+        return next((place for place in places if place[0].usable), places[0])
 
     def _fall_back(self, device: torch.device, error: ReaderLostError) -> None:
         """A reader is lost: the program reads for its device, if it may and can."""
         if self._where == "node" or self._program is None:
             raise error
         with self._lock:
-            if self._places.pop(device, None) is not None:
+            lost = self._places.pop(device, None)
+            if lost is not None:
+                self._why_not[lost[0].name] = str(error)
                 _log.warning("%s; the program reads for it", error)
 
     # --- batches -----------------------

@@ -36,6 +36,7 @@ _log = logging.getLogger("shoal.train")
 ANSWER_S = 120.0  # for a reader to open or to read: a disk may be slow, but not for ever
 LOOK_EVERY_S = 0.1  # whether the device is lost, while something is waited for
 ROOM_LOOK_S = 0.001
+DYING_S = 2.0  # for a reader that has died to be gone, so that another may come
 CHUNK_PART = 4  # of a reader's memory that one request fills at most
 
 DTYPES = {
@@ -403,7 +404,19 @@ def reader_of(lease: session.Lease, place: int) -> NodeReader:
     with entry.starting:
         if entry.reader is None or not entry.reader.usable:
             try:
-                entry.reader = NodeReader(lease, place)
+                entry.reader = _start(lease, place, after_another=entry.reader is not None)
             except LeaseError as error:
                 raise DataError(f"device {attached.name}: {error}") from None
         return entry.reader
+
+
+def _start(lease: session.Lease, place: int, after_another: bool) -> NodeReader:
+    """A new reader. Where one has died, the device server may learn of that a moment after us."""
+    until = time.monotonic() + (DYING_S if after_another else 0)
+    while True:
+        try:
+            return NodeReader(lease, place)
+        except LeaseError:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(LOOK_EVERY_S)
