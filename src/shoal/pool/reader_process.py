@@ -6,11 +6,13 @@ import fcntl
 import hmac
 import os
 import signal
+import socket
 import ssl
 import struct
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NoReturn
 
 from shoal.errors import ProtocolError
 from shoal.pool import frames, limits, messages, node_messages, process
@@ -25,11 +27,6 @@ NO_FOLDERS = (
     "this node serves no files. Its owner can serve a folder: add --data DIR to `shoal node` or "
     "`shoal up`"
 )
-
-
-def pass_memory(number: int) -> bytes:
-    """Says that the descriptor is of the memory of reader `number`."""
-    return _PASSED.pack(2, number)
 
 
 @dataclass
@@ -66,20 +63,34 @@ def new_memory() -> int:
 
 
 def start(
-    connection: ssl.SSLSocket, memory_fd: int, folders: Folders, number: int,
+    connection: ssl.SSLSocket,
+    channel: socket.socket,
+    number: int,
+    folders: Folders,
     leave_behind: Callable[[Collection[object]], None],
-) -> ReaderProcess:  # fmt: skip
-    """Forks the reader, which takes the connection over."""
-    pid = os.fork()
-    if pid == 0:
-        _become_reader(connection, memory_fd, folders, number, leave_behind)
-    return ReaderProcess(pid, process.watch(pid))
+) -> ReaderProcess:
+    """Passes a new memory to the worker by `channel` and forks the reader, which takes the connection
+    over."""
+    memory_fd = new_memory()
+    try:
+        socket.send_fds(channel, [_PASSED.pack(2, number)], [memory_fd])
+        pid = os.fork()
+        if pid == 0:
+            _become_reader(connection, memory_fd, folders, number, leave_behind)
+        return ReaderProcess(pid, process.watch(pid))
+    except OSError as error:
+        raise ProtocolError(f"no reader can be started: {error}") from None
+    finally:
+        os.close(memory_fd)
 
 
 def _become_reader(
-    connection: ssl.SSLSocket, memory_fd: int, folders: Folders, number: int,
+    connection: ssl.SSLSocket,
+    memory_fd: int,
+    folders: Folders,
+    number: int,
     leave_behind: Callable[[Collection[object]], None],
-) -> None:  # fmt: skip
+) -> NoReturn:
     """Runs in the forked child and never returns."""
     try:
         process.die_with_parent_thread()

@@ -198,19 +198,11 @@ class DeviceServer:
         if session.reader is not None:
             raise ProtocolError("this session has a reader on this device already")
         assert session.channel is not None
-        memory_fd = reader_process.new_memory()
-        try:
-            session.readers += 1
-            passed = [reader_process.pass_memory(session.readers)]
-            socket.send_fds(session.channel, passed, [memory_fd])
-            session.reader = reader_process.start(
-                connection.socket, memory_fd, self.folders, session.readers, self._leave_behind
-            )
-            self.selector.register(session.reader.pidfd, selectors.EVENT_READ, session.reader)
-        except OSError as error:
-            raise ProtocolError(f"no reader can be started: {error}") from None
-        finally:
-            os.close(memory_fd)
+        session.readers += 1
+        session.reader = reader_process.start(
+            connection.socket, session.channel, session.readers, self.folders, self._leave_behind
+        )
+        self.selector.register(session.reader.pidfd, selectors.EVENT_READ, session.reader)
 
     def _reap_reader(self, reader: reader_process.ReaderProcess) -> None:
         self.selector.unregister(reader.pidfd)

@@ -222,9 +222,11 @@ class NodeSource:
         if place is not None:
             with suppress(DataError, DeviceLostError):
                 place[0].ask(place[1], numbers, serial)
-        elif self._program is not None and numbers.tobytes() not in self._reads:
+        elif self._program is not None:
+            key = numbers.tobytes()
             with self._lock:
-                self._reads[numbers.tobytes()] = self._threads.submit(self._program.read, numbers)
+                if key not in self._reads:
+                    self._reads[key] = self._threads.submit(self._program.read, numbers)
                 while len(self._reads) > KEPT_READS:
                     self._reads.popitem(last=False)[1].cancel()
 

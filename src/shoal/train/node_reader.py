@@ -218,7 +218,9 @@ class NodeReader:
                 return
             asked = self._read(file, key[1], serial, offset, len(chunk))
             with self._lock:
-                self._pending[key] = asked
+                kept = self._pending.setdefault(key, asked)
+            if kept is not asked:  # another thread was faster
+                self._give_after(asked)
 
     def _read(self, file: NodeFile, numbers: bytes, serial: int, offset: int, count: int) -> Asked:
         capacity = _capacity(file, count)
