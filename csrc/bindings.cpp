@@ -261,6 +261,24 @@ void bindStatistics(py::module_& m) {
     return session.addAcross(to, client::addressOf(target) - to, from,
                              client::addressOf(source) - from, source.nbytes(), type);
   });
+  m.def("load", [](const at::Tensor& target, uint64_t reader, uint64_t from) {
+    TORCH_CHECK(target.device().type() == at::kPrivateUse1 && target.device().index() > 0 &&
+                    target.is_contiguous() && target.numel() > 0,
+                "a reader's samples go to a dense tensor of one device");
+    const auto member = static_cast<size_t>(target.device().index()) - 1;
+    const py::gil_scoped_release released;
+    const auto base = client::baseOf(target);
+    return client::sessionOf(target).load(base, client::addressOf(target) - base, target.nbytes(),
+                                          member, reader, from);
+  });
+  m.def("is_past", [](int index, uint64_t sequence) {
+    const py::gil_scoped_release released;
+    TORCH_CHECK(Devices::get().attached(), "shoal: the lease has ended");
+    const auto device = static_cast<c10::DeviceIndex>(index);
+    client::Stream& member = Devices::get().sessionWith(device).deviceMember(device);
+    member.checkSometimes();
+    return member.completed(sequence);
+  });
   m.def("elapsed_ms", [](uintptr_t start, uintptr_t end) {
     const py::gil_scoped_release released;
     const client::Elapsed elapsed = client::elapsedBetween(reinterpret_cast<const void*>(start),
@@ -277,6 +295,7 @@ void bindStatistics(py::module_& m) {
     d["bytes_out"] = traffic.bytes_out;
     d["bytes_copied_by_client"] = traffic.bytes_copied;
     d["bytes_peer"] = traffic.bytes_peer;
+    d["bytes_node"] = traffic.bytes_node;
     d["round_trips"] = traffic.round_trips;
     return d;
   });

@@ -10,7 +10,9 @@
 #include <ATen/Functions.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
+#include <fcntl.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -27,6 +29,7 @@
 #include "wire/message.h"
 #include "worker/arena.h"
 #include "worker/executor.h"
+#include "worker/reader_memory.h"
 
 namespace {
 
@@ -149,7 +152,9 @@ std::vector<Stream> seeds() {
        message(Kind::kBind, {1, address(7)}), prepare(6, "aten::from_file", {}, {})},
       {a, message(Kind::kWrite, {address(1), 8, 42}), message(Kind::kAdopt, {address(8), 4096, 0}),
        message(Kind::kCopyIn, {address(8), 16, 64}), message(Kind::kCopyOut, {address(8), 16, 128}),
-       message(Kind::kCopyWithin, {address(8), address(1), 16})},
+       message(Kind::kCopyWithin, {address(8), address(1), 16}),
+       message(Kind::kLoad, {address(1), 64, 1, 4096 - 64}),
+       message(Kind::kLoad, {address(8), 4096, 1, 0}), message(Kind::kLoad, {address(1), 8, 0, 0})},
       {message(Kind::kSeed, {1, 7}), message(Kind::kGeneratorGet, {1}),
        message(Kind::kGeneratorSet, {1, 8, 0}), message(Kind::kGeneratorDrop, {1}),
        message(Kind::kEventRecord, {1}), message(Kind::kEventRecord, {2}),
@@ -262,12 +267,21 @@ class Mutator {
   std::mt19937_64 random_;
 };
 
+// A reader's memory of a page. It is mapped in every run, so that a stream finds it as it is.
+int readerMemory() {
+  static const auto memory = memory::SharedMemory::create("fuzz-reader", 4096);
+  return fcntl(memory.fd(), F_DUPFD_CLOEXEC, 0);
+}
+
 void run(const Stream& stream, const memory::SharedMemory& host, worker::Arena& arena) {
   Sink sink;
   worker::ExecutorOptions options;
   options.session = kSession;
   options.memory_bytes = 1 << 20;
   options.run_operator = &pretend;
+  worker::ReaderMemory reader(std::chrono::milliseconds(0));  // nothing else will come
+  reader.put(1, readerMemory());
+  options.reader = &reader;
   worker::Executor executor(options, host, &arena, sink);
   uint64_t sequence = 0;
   for (const auto& words : stream) {

@@ -444,6 +444,7 @@ Traffic Session::traffic(c10::DeviceIndex index) {
     sum.bytes_out += t.bytes_out;
     sum.bytes_copied += t.bytes_copied;
     sum.bytes_peer += t.bytes_peer;
+    sum.bytes_node += t.bytes_node;
     sum.round_trips += t.round_trips;
   }
   return sum;

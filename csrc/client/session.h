@@ -143,6 +143,10 @@ class Session {
   // can't be done so.
   bool addAcross(wire::Address to_base, uint64_t to_offset, wire::Address from_base,
                  uint64_t from_offset, uint64_t bytes, at::ScalarType type);
+  // What reader `number` at the member's node has read at `from` of its memory, of which the client
+  // sees nothing. Returns the number of the last message: from then on that memory may change.
+  uint64_t load(wire::Address base, uint64_t offset, uint64_t bytes, size_t member, uint64_t number,
+                uint64_t from);
   // Gives back a host block once `member` is past `sequence`.
   void releaseHostAfter(uint64_t host_offset, Stream& member, uint64_t sequence);
 

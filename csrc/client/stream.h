@@ -49,6 +49,7 @@ struct Traffic {
   uint64_t bytes_out = 0;     // device to host
   uint64_t bytes_copied = 0;  // of both, copied by the client itself
   uint64_t bytes_peer = 0;    // from other member devices
+  uint64_t bytes_node = 0;    // from files at the device's node
   uint64_t round_trips = 0;
 };
 

@@ -342,6 +342,31 @@ void Session::countTransfer(Stream& member, uint64_t in, uint64_t out, uint64_t 
   traffic.bytes_copied += copied;
 }
 
+// --- at the node
+
+uint64_t Session::load(Address base, uint64_t offset, uint64_t bytes, size_t number,
+                       uint64_t reader, uint64_t from) {
+  Stream::noteLine();
+  if (anyWide() && extents(base) != nullptr) {
+    uint64_t last = 0;
+    eachExtent(base, offset, bytes, [&](Address extent, uint64_t at, uint64_t n) {
+      last = load(extent, at, n, number, reader, from);
+      from += n;
+    });
+    return last;
+  }
+  const Lock held = lock();
+  Stream& member = *members_.at(number);
+  member.checkUsable();
+  const SegmentUse use{base, true};
+  makeRoom(member, use, 0, held);
+  bring(base, member, held);
+  const uint64_t sequence = member.post(Kind::kLoad, {base + offset, bytes, reader, from}, held);
+  wrote(base, member, sequence, held);
+  member.traffic(held).bytes_node += bytes;
+  return sequence;
+}
+
 // --- within the lease
 
 void Session::copyAcross(Address to_base, uint64_t to_offset, Address from_base,

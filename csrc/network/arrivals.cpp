@@ -18,11 +18,10 @@ namespace {
 
 constexpr int kGreetingsMax = 16;  // connections that have not yet shown the secret
 
-// The next descriptor from the door; -1 when the door is closed.
-int receiveDescriptor(int channel) {
+// The next descriptor from the device server; -1 when that is gone.
+int receiveDescriptor(int channel, Passed& passed) {
   while (true) {
-    char byte;
-    iovec data{&byte, 1};
+    iovec data{&passed, sizeof passed};
     alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
     msghdr message{};
     message.msg_iov = &data;
@@ -36,7 +35,8 @@ int receiveDescriptor(int channel) {
     if (header == nullptr || header->cmsg_type != SCM_RIGHTS) continue;
     int fd;
     std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
-    return fd;
+    if (got == sizeof passed) return fd;
+    close(fd);
   }
 }
 
@@ -129,12 +129,21 @@ const std::array<unsigned char, 32>& Arrivals::secret() const {
   return state_->options.secret;
 }
 
-void Arrivals::start(TakePeer take_peer) {
+void Arrivals::start(TakePeer take_peer, TakeMemory take_memory) {
   state_->take_peer = std::move(take_peer);
-  std::thread([state = state_] {
+  std::thread([state = state_, take_memory = std::move(take_memory)] {
     prctl(PR_SET_NAME, "shoal-arrivals");
     int fd;
-    while ((fd = receiveDescriptor(state->options.channel)) >= 0) {
+    Passed passed;
+    while ((fd = receiveDescriptor(state->options.channel, passed)) >= 0) {
+      if (passed.kind == Passed::Kind::kReaderMemory) {
+        try {
+          take_memory(passed.number, fd);
+        } catch (const std::exception& error) {
+          std::fprintf(stderr, "shoal worker: a reader's memory was refused: %s\n", error.what());
+        }
+        continue;
+      }
       if (state->greetings.fetch_add(1) >= kGreetingsMax) {
         --state->greetings;
         close(fd);

@@ -17,22 +17,32 @@
 namespace shoal::network {
 
 struct ArrivalsOptions {
-  int channel = -1;  // from the door: descriptors of connections
+  int channel = -1;  // from the device server: descriptors, see Passed
   Identity identity;
   std::array<unsigned char, 32> secret;
   std::string client;  // whose session it is, as its certificate says
 };
 
+// What the device server passes with each descriptor.
+struct Passed {
+  enum class Kind : uint64_t { kConnection = 1, kReaderMemory = 2 };
+  Kind kind;
+  uint64_t number;  // of the reader
+};
+static_assert(sizeof(Passed) == 16);
+
 class Arrivals {
  public:
   using TakePeer = std::function<void(std::unique_ptr<Connection>, const Greeting&)>;
+  // The number of a reader of this session and its memory, which it then owns.
+  using TakeMemory = std::function<void(uint64_t, int)>;
   explicit Arrivals(ArrivalsOptions options);
   ~Arrivals();
 
   const Tls& tls() const;
   const std::array<unsigned char, 32>& secret() const;
   // Opens the channel. `take_peer` gets the connections of other workers, each in its own thread.
-  void start(TakePeer take_peer);
+  void start(TakePeer take_peer, TakeMemory take_memory);
   // The client's connections for `purpose`: the stream, then its lanes. Throws ConnectionLost if
   // they do not come in time.
   std::vector<std::unique_ptr<Connection>> await(Purpose purpose, int64_t deadline_ns);

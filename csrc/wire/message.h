@@ -49,7 +49,8 @@ enum class Kind : uint16_t {
   kEventQuery = 33,  // event, or 0: all before this -> 1 if the device is past it
   // As kFetch, but what comes is added to what is there.
   kFetchAdd = 34,  // the words of kFetch, at::ScalarType
-  kLast = kFetchAdd,
+  kLoad = 35,      // address, bytes, reader, offset in its memory: what it has read there
+  kLast = kLoad,
 };
 
 // Flags of kCall.

@@ -48,6 +48,7 @@ Executor::Executor(ExecutorOptions options, const memory::SharedMemory& host, Ar
       peers_(options.peers),
       progress_(options.progress),
       shared_(options.shared),
+      reader_(options.reader),
       replies_(replies),
       memory_(options.device),
       events_(options.device),
@@ -157,6 +158,8 @@ void Executor::dispatch(Kind kind, uint16_t flags, Reader& reader) {
       return copyHost(reader, /*into_device=*/false);
     case Kind::kCopyWithin:
       return copyWithin(reader);
+    case Kind::kLoad:
+      return load(reader);
     case Kind::kRead:
       return read(reader);
     case Kind::kLocate:
@@ -288,6 +291,20 @@ void Executor::copyWithin(Reader& reader) {
   const uint64_t bytes = reader.word("bytes");
   const Range target = deviceRange(to, bytes, true);
   memory_.copyWithin(target.data, deviceRange(from, bytes, false).data, bytes);
+}
+
+void Executor::load(Reader& reader) {
+  const wire::Address address = reader.word("address");
+  const uint64_t bytes = reader.word("bytes");
+  const uint64_t number = reader.word("reader");
+  const uint64_t offset = reader.word("offset");
+  if (reader_ == nullptr) throw ProtocolError("this session has no reader");
+  const auto memory = reader_->get(number);
+  if (offset > memory->bytes() || bytes > memory->bytes() - offset) {
+    throw ProtocolError("a range lies outside of the reader's memory");
+  }
+  memory_.copyIn(deviceRange(address, bytes, true).data, memory->data() + offset, bytes);
+  bytes_in_ += bytes;
 }
 
 void Executor::read(Reader& reader) {

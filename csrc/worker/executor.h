@@ -11,6 +11,7 @@
 #include "worker/device.h"
 #include "worker/lookahead.h"
 #include "worker/pager.h"
+#include "worker/reader_memory.h"
 #include "worker/segments.h"
 #include "worker/shared_memories.h"
 
@@ -34,6 +35,7 @@ struct ExecutorOptions {
   transport::Places* places = nullptr;      // where these find our segments
   transport::Progress* progress = nullptr;  // where the client finds when events were passed
   SharedMemories* shared = nullptr;         // memories of other sessions that the client passes
+  ReaderMemory* reader = nullptr;           // where a reader at this node puts samples
   double speed = 1.0;  // below 1, calls take 1/speed of their time: an unequal device to test with
   RunOperator run_operator = &runOperator;
 };
@@ -57,6 +59,7 @@ class Executor {
   void write(wire::Reader& reader);
   void copyHost(wire::Reader& reader, bool into_device);
   void copyWithin(wire::Reader& reader);
+  void load(wire::Reader& reader);
   void read(wire::Reader& reader);
   void locate(wire::Reader& reader);
   void exportTo(wire::Reader& reader);
@@ -107,6 +110,7 @@ class Executor {
   const Peers* peers_;
   transport::Progress* progress_;
   SharedMemories* shared_;
+  ReaderMemory* reader_;
   ReplySink& replies_;
   DeviceMemory memory_;
   Events events_;

@@ -58,6 +58,7 @@ void Lookahead::see(const uint64_t* words, size_t count) {
     case Kind::kExport:
     case Kind::kShare:
     case Kind::kUnshare:
+    case Kind::kLoad:
       if (count > 1) add(words[1], false);
       return;
     case Kind::kCopyWithin:

@@ -22,6 +22,7 @@
 #include "wire/limits.h"
 #include "worker/arena.h"
 #include "worker/executor.h"
+#include "worker/reader_memory.h"
 
 namespace shoal::worker {
 namespace {
@@ -83,6 +84,7 @@ struct Worker::State {
   };
   std::vector<Elsewhere> elsewhere;
   SharedMemories shared;
+  ReaderMemory reader;
 
   transport::Liveness liveness() const {
     return [socket = options.socket] {
@@ -198,6 +200,7 @@ void Worker::serve() {
   executor_options.places = &places;
   executor_options.progress = progress;
   executor_options.shared = &state_->shared;
+  executor_options.reader = &state_->reader;
   transport::RingConsumer requests(state_->requests.data(), wire::kRingBytes,
                                    wire::kMessageBytesMax, liveness);
   executor_options.requests = &requests;
@@ -232,7 +235,8 @@ void Worker::serve() {
 void Worker::welcomeArrivals(const transport::Progress* progress) {
   network::Arrivals& arrivals = *state_->arrivals;
   arrivals.start([this](std::unique_ptr<network::Connection> connection,
-                        const network::Greeting& greeting) { servePeer(*connection, greeting); });
+                        const network::Greeting& greeting) { servePeer(*connection, greeting); },
+                 [this](uint64_t number, int fd) { state_->reader.put(number, fd); });
   for (const State::Elsewhere& peer : state_->elsewhere) {
     std::thread([this, peer, progress] {
       prctl(PR_SET_NAME, "shoal-tell");

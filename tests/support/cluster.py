@@ -48,14 +48,23 @@ class Machine:
 class Cluster:
     """head: `shoal up --listen`; node: `shoal node --join`; desk: `shoal join`."""
 
-    def __init__(self, hosts: list[Host], directory: Path, memory: str = "32MiB") -> None:
+    def __init__(
+        self,
+        hosts: list[Host],
+        directory: Path,
+        memory: str = "32MiB",
+        *,
+        options: tuple[str, ...] = (),
+        node_wrap: tuple[str, ...] = (),
+    ) -> None:
+        """`options` are of both `shoal up` and `shoal node`; `node_wrap` is what runs the latter."""
         machines = []
         for host, name in zip(hosts, ("head", "node", "desk"), strict=True):
             (directory / name).mkdir()
             machines.append(Machine(host, directory / name))
         self.head, self.node, self.desk = machines
         self.up = self.head.start(
-            *shoal_command("up", "--json", "--listen", hosts[0].address,
+            *shoal_command("up", "--json", "--listen", hosts[0].address, *options,
                            "--device", f"cpu,memory={memory},threads=1,name=near,kind=near")
         )  # fmt: skip
         assert self.up.stdout is not None
@@ -64,7 +73,8 @@ class Cluster:
         self.join_line = json.loads(line)["join"]
         command = json.loads(self.head.shoal("code", "--node", "--json"))["command"]
         self.agent = self.node.start(
-            *shoal_command(*command.split()[1:], "--as", "faraway", "--json",
+            *node_wrap,
+            *shoal_command(*command.split()[1:], "--as", "faraway", "--json", *options,
                            "--device", f"cpu,memory={memory},threads=1,name=far,kind=far")
         )  # fmt: skip
         assert self.agent.stdout is not None

@@ -50,6 +50,7 @@ class Kind(IntEnum):
     GRAPH_DROP = 24
     TRIM = 25
     EVENT_QUERY = 33
+    LOAD = 35
 
 
 class Error(IntEnum):

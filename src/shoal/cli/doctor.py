@@ -177,6 +177,9 @@ def _devices(status: messages.PoolStatus) -> Iterator[Finding]:
             yield Finding("clocks", "bad", text, "timedatectl set-ntp true, on that machine")
         for failure in node.failures:
             yield Finding("node", "bad", f"{node.name}: {failure}", "look at the output there")
+        if node.folders:
+            text = f"{node.name} reads training data below {', '.join(node.folders)}"
+            yield Finding("data", "good", text)
     found = len(status.devices)
     free = sum(d.free_bytes > 0 for d in status.devices)
     state = "good" if free else "note" if found else "bad"

@@ -46,6 +46,8 @@ def status(pool: str | None, as_json: bool) -> None:
             click.echo(f"node {node.name} is {node.state}, last heard {ago(node.last_beat_s)} ago")
         for failure in node.failures:
             click.echo(f"node {node.name}: {failure}")
+        if node.folders:
+            click.echo(f"node {node.name} reads training data below {', '.join(node.folders)}")
     click.echo()
     print_devices(found.devices)
     if found.sessions:

@@ -24,6 +24,7 @@ from shoal.errors import PoolError
 from shoal.pool import agent_process, head_process, home, limits, messages, supervisor
 from shoal.pool.agent import own_name
 from shoal.pool.client import NETWORK_PREFIX, join_address, split_address
+from shoal.pool.folders import named
 from shoal.pool.metrics import is_loopback
 from shoal.pool.spec import parse_device
 
@@ -34,6 +35,10 @@ device_option = click.option(
 profile_option = click.option(
     "--profile/--no-profile", default=True, show_default=True,
     help="Measure how fast the devices are, while nobody uses them.",
+)  # fmt: skip
+data_option = click.option(
+    "--data", "folders", multiple=True, metavar="DIR",
+    help="A folder whose files trainings on this machine's devices may read. Default: none.",
 )  # fmt: skip
 detach_option = click.option("--detach", "-d", is_flag=True, help="Go on in the background.")
 
@@ -56,6 +61,7 @@ class Told(msgspec.Struct):
 @click.option("--listen", metavar="ADDRESS[:PORT]",
               help=f"Open it to other machines. Port: {limits.PORT} if none is named.")  # fmt: skip
 @click.option("--metrics", metavar="[ADDRESS:]PORT", help="Serve Prometheus metrics over HTTP.")
+@data_option
 @profile_option
 @name_option
 @detach_option
@@ -64,6 +70,7 @@ def up(
     devices: tuple[str, ...],
     listen: str | None,
     metrics: str | None,
+    folders: tuple[str, ...],
     profile: bool,
     name: str,
     detach: bool,
@@ -78,6 +85,12 @@ def up(
     state = home.state_directory(name)
     for number, text in enumerate(devices):
         parse_device(text, number)  # an error now rather than in another process
+    served = named(folders)
+    if served and listen is None:
+        raise PoolError(
+            "--data is for programs on other machines, and none can come; add --listen ADDRESS. Those "
+            "on this machine read their files themselves"
+        )
     if detach:
         _detach(state)
         return
@@ -91,6 +104,7 @@ def up(
         head.listen_host, head.listen_port = split_address(listen)
         agent.host, agent.port = head.listen_host, head.listen_port + 1
         agent.identity = str(_own_identity(state, name, agent.node))
+        agent.folders = served
     if metrics is not None:
         text = metrics if ":" in metrics else f"127.0.0.1:{metrics}"
         head.metrics_host, head.metrics_port = split_address(text)
@@ -213,6 +227,7 @@ def down(name: str, as_json: bool) -> None:
 @device_option
 @click.option("--listen", metavar="ADDRESS[:PORT]",
               help="Where clients reach its devices. Default: the way to the head.")  # fmt: skip
+@data_option
 @profile_option
 @click.option("--name", default="node", show_default=True, help="Of its state on this machine.")
 @click.option(
@@ -224,6 +239,7 @@ def node(
     invitation: str | None,
     devices: tuple[str, ...],
     listen: str | None,
+    folders: tuple[str, ...],
     profile: bool,
     name: str,
     wished: str | None,
@@ -243,6 +259,7 @@ def node(
     state = home.state_directory(name)
     for number, text in enumerate(devices):
         parse_device(text, number)
+    served = named(folders)
     if detach:
         _detach(state)
         return
@@ -263,7 +280,7 @@ def node(
         host, port = split_address(listen, head_port + 1)
     options = agent_process.Options(
         pool_id=f"{home.local_pool_id(name)}-node", node=identity.name, devices=list(devices) or None,
-        identity=str(path), host=host, port=port, head=identity.url,
+        identity=str(path), host=host, port=port, head=identity.url, folders=served,
         profiles=str(state / PROFILES) if profile else "",
     )  # fmt: skip
     watcher = supervisor.Supervisor([_part("agent", agent_process, options)])

@@ -54,6 +54,32 @@ class Attached:
                 if one.exception() is None:
                     one.result().close()  # nothing, if the link has it
 
+    def open_reader(self, lease: int, epoch: int) -> tuple[ssl.SSLSocket, messages.ReaderReady]:
+        """A reader beside the worker; raises LeaseError with the reason why there is none."""
+        try:
+            connection = client.open_tls(
+                self.host, self.port, self.identity, self.server_name, ANSWER_S
+            )
+        except (OSError, ProtocolError) as error:
+            raise LeaseError(f"device {self.name} cannot be reached: {error}") from None
+        try:
+            connection.settimeout(ANSWER_S)
+            request = messages.AttachReader(
+                messages.our_versions(), lease, epoch, self.welcome.data_id, self.welcome.secret
+            )
+            frames.send(connection, request)
+            ready, _ = frames.receive(connection)
+            if isinstance(ready, messages.ReaderReady):
+                return connection, ready
+            reason = ready.reason if isinstance(ready, messages.Refusal) else type(ready).__name__
+            raise LeaseError(reason)
+        except (OSError, ProtocolError) as error:
+            connection.close()
+            raise LeaseError(f"the reader did not start: {error}") from None
+        except LeaseError:
+            connection.close()
+            raise
+
     def _dial(self) -> socket.socket:
         plain = socket.create_connection((self.host, self.port), limits.HANDSHAKE_S)
         plain.sendall(messages.DATA_MAGIC + self.welcome.data_id)

@@ -53,6 +53,8 @@ class Lease:
         self.url = head.url
         self.worker_pids = [one.welcome.worker_pid for one in opened]  # by device; on its machine
         self.by_network = [one.elsewhere is not None for one in opened]  # by device
+        self.attached = [one.elsewhere for one in opened]  # by device; None: on this machine
+        self.number = granted.lease
         self.epoch = granted.epoch
         self.granted = granted.devices
         self.end_reason: str | None = None  # why the pool took devices back, if it did

@@ -39,6 +39,7 @@ class Network:
     host: str  # the address to listen at
     port: int  # of its first device server, those of the others follow; where taken, any
     identity: Path  # of the node
+    folders: tuple[str, ...] = ()  # that they read training data from, for those elsewhere
 
 
 @dataclass
@@ -88,7 +89,8 @@ def start_server(
         door = _open_door(network, index)
         port = int(door.getsockname()[1])
         opened.append(door)
-        arguments += [str(door.fileno()), str(network.identity)]
+        folders = msgspec.json.encode(network.folders).decode()
+        arguments += [str(door.fileno()), str(network.identity), folders]
     child = subprocess.Popen(
         [sys.executable, "-m", "shoal.pool.server", *arguments],
         pass_fds=[s.fileno() for s in opened],
@@ -220,6 +222,7 @@ class Agent:
             declared=[s.spec.name for s in self.servers],
             devices=[s.announcement() for s in ready],
             held=held[: limits.SESSIONS_MAX],
+            folders=list(self.network.folders) if self.network is not None else [],
         )
 
     async def _beat(self, channel: Channel, beat_s: float) -> None:

@@ -30,6 +30,7 @@ class Options(msgspec.Struct):
     host: str = ""  # at which its device servers listen
     port: int = 0  # of the first of them
     head: str = ""  # URL; "": on this machine
+    folders: list[str] = []  # that it serves to those elsewhere
     profiles: str = ""  # file in which what is measured is kept; "": nothing is measured
 
 
@@ -81,7 +82,9 @@ def main() -> None:
     try:
         network = None
         if options.identity and options.host:
-            network = Network(options.host, options.port, Path(options.identity))
+            network = Network(
+                options.host, options.port, Path(options.identity), tuple(options.folders)
+            )
         specs = declared(options.devices)
         cache = ProfileCache.open(Path(options.profiles)) if options.profiles else None
         agent = Agent(

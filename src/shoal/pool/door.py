@@ -64,24 +64,29 @@ class Door:
         self._selector: selectors.BaseSelector | None = None
         self._hand_over: Callable[[TlsConnection, messages.Attach], None] = lambda c, a: None
         self._pass_data: Callable[[bytes, socket.socket], None] = lambda i, c: None
+        self._take_reader: Callable[[TlsConnection, messages.AttachReader], None] = lambda c, a: (
+            None
+        )
 
     def open(
         self,
         selector: selectors.BaseSelector,
         hand_over: Callable[[TlsConnection, messages.Attach], None],
         pass_data: Callable[[bytes, socket.socket], None],
+        take_reader: Callable[[TlsConnection, messages.AttachReader], None],
     ) -> None:
         self._selector = selector
         self._hand_over = hand_over
         self._pass_data = pass_data
+        self._take_reader = take_reader
         self.listener.setblocking(False)
         selector.register(self.listener, selectors.EVENT_READ)
 
-    def close(self, but: socket.socket) -> None:
-        """Lets go of everything without a word: for the forked worker, which keeps one."""
+    def close(self, but: Collection[object]) -> None:
+        """Lets go of everything without a word: for a forked child, which keeps one."""
         self.listener.close()
         for connection in self._visitors:
-            if connection is not but:
+            if connection not in but:
                 socket.socket(fileno=connection.detach()).close()
 
     def hear(self, ready: Collection[object]) -> None:
@@ -167,15 +172,18 @@ class Door:
 
     def _pass(self, visitor: Visitor, connection: ssl.SSLSocket, attach: messages.Message) -> None:
         peer = visitor.peer
-        if not isinstance(attach, messages.Attach) or peer is None:
+        if not isinstance(attach, (messages.Attach, messages.AttachReader)) or peer is None:
             raise ProtocolError("a session over the network starts with Attach")
         problem = messages.version_mismatch(attach.versions, messages.our_versions())
         if problem:
             raise ProtocolError(problem)
         if peer.role != "client":
             raise ProtocolError(f"a {peer.role} has no sessions")
-        self.check(attach, peer.name)
-        self._hand_over(TlsConnection(connection, peer), attach)
+        if isinstance(attach, messages.AttachReader):
+            self._take_reader(TlsConnection(connection, peer), attach)
+        else:
+            self.check(attach, peer.name)
+            self._hand_over(TlsConnection(connection, peer), attach)
         self._drop(visitor)
 
     def _drop(self, visitor: Visitor) -> None:

@@ -91,6 +91,11 @@ class Inbox:
         self._bytes += data
         return bool(data)
 
+    @property
+    def begun(self) -> bool:
+        """Whether a part of a frame has come."""
+        return bool(self._bytes)
+
     def close_fds(self) -> None:
         """Lets go of the descriptors that came, for a reader that does not want them."""
         for fd in self.fds:

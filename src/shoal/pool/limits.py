@@ -24,6 +24,18 @@ SHARE_PARTICIPANTS_MAX = 64  # programs that have one open, its owner among them
 SHARES_LISTED_MAX = 200
 SHARE_VISITORS_MAX = 256  # those that wait for their turn among them
 
+# --- reading data at a node ----------------
+
+READER_BYTES = 128 * 2**20  # of the memory in which a reader puts samples; used pages only cost
+READ_SAMPLES_MAX = 2**14  # of one request: with the rest it fits a frame
+READS_MAX = 256  # requests that a reader has before it
+DATA_SOURCES_MAX = 64  # open at a reader
+DATA_PATHS_MAX = 64  # of one source
+DATA_PATH_CHARS_MAX = 2048
+DATA_FOLDERS_MAX = 32  # that a node serves
+DATA_LEAVES_MAX = 1024  # tensors of a sample, columns of a table
+DATA_RUNS_MAX = 2**14
+
 # --- connections --------------------------------
 
 HANDSHAKE_S = 5.0  # from accept to a finished TLS handshake

@@ -8,7 +8,17 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from shoal.pool.fields import Count, Name, Pem, SessionPart, Text
+from shoal.pool.data_messages import (
+    CloseData,
+    DataFailed,
+    DataOpened,
+    OpenData,
+    ReadSamples,
+    SamplesRead,
+    SamplesTooLarge,
+    WarmData,
+)
+from shoal.pool.fields import Count, Folders, Name, Pem, SessionPart, Text
 from shoal.pool.limits import (
     DEVICES_PER_LEASE_MAX,
     DEVICES_PER_NODE_MAX,
@@ -193,6 +203,7 @@ class NodeInfo(msgspec.Struct, frozen=True):
     last_beat_s: float  # ago
     failures: Annotated[list[Text], Meta(max_length=DEVICES_PER_NODE_MAX)] = []
     clock_ahead_s: float = 0.0  # of the head's
+    folders: Folders = []  # whose files trainings on its devices may read
 
 
 class SessionInfo(msgspec.Struct, frozen=True):
@@ -373,6 +384,24 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     spill_bytes: Count = 0  # what the session may hold beyond the device's memory
     data_id: Annotated[bytes, Meta(max_length=DATA_ID_BYTES)] = b""  # empty: there is no door
     secret: Annotated[bytes, Meta(max_length=SECRET_BYTES)] = b""
+    serves_data: bool = False  # the node reads files for sessions (AttachReader)
+
+
+class AttachReader(msgspec.Struct, frozen=True, tag=True):
+    """Client → device server over TLS: a reader beside the worker that this session has here."""
+
+    versions: Versions
+    lease: Count
+    epoch: Count
+    data_id: Annotated[bytes, Meta(max_length=DATA_ID_BYTES)]
+    secret: Annotated[bytes, Meta(max_length=SECRET_BYTES)]
+
+
+class ReaderReady(msgspec.Struct, frozen=True, tag=True):
+    """Reader → client. Requests of `data_messages` follow."""
+
+    number: Annotated[int, Meta(ge=1, le=2**63 - 1)]  # by which the op stream names its memory
+    memory_bytes: Count
 
 
 class PeerEndpoint(msgspec.Struct, frozen=True):
@@ -444,6 +473,16 @@ Message = (
     | Hello
     | Attach
     | Welcome
+    | AttachReader
+    | ReaderReady
+    | OpenData
+    | DataOpened
+    | ReadSamples
+    | SamplesRead
+    | SamplesTooLarge
+    | WarmData
+    | CloseData
+    | DataFailed
     | Peers
     | ShareCreate
     | ShareMade

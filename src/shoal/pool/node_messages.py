@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from shoal.pool.fields import Count, Device, Name, Text
+from shoal.pool.fields import Count, Device, Folders, Name, Text
 from shoal.pool.limits import DEVICES_PER_NODE_MAX, SESSIONS_MAX
 from shoal.schedule.device_profile import DeviceProfile
 
@@ -86,6 +86,7 @@ class NodeHello(msgspec.Struct, frozen=True, tag=True):
     devices: Annotated[list[NodeDevice], Meta(max_length=DEVICES_PER_NODE_MAX)]
     held: Annotated[list[HeldSession], Meta(max_length=SESSIONS_MAX)]
     host: Annotated[str, Meta(max_length=255)] = ""  # where its device servers listen
+    folders: Folders = []  # that it serves
 
 
 class NodeWelcome(msgspec.Struct, frozen=True, tag=True):

@@ -30,6 +30,7 @@ class Node:
     failures: dict[int, str] = field(default_factory=dict)  # by its own index
     heard: float = 0.0  # monotonic
     clock_ahead_s: float = 0.0  # of the head's, when it said hello
+    folders: list[str] = field(default_factory=list)  # that it serves
 
     def send(self, message: messages.Message) -> None:
         if self.channel is not None:
@@ -78,6 +79,7 @@ class Nodes:
             known.channel.abort()  # the same node on a newer connection
         host = hello.host if channel.is_local else (hello.host or channel.address)
         node = Node(hello.node, channel, hello.machine, host, hello.starting, heard=now)
+        node.folders = hello.folders
         self.nodes[hello.node] = node
         if len(set(hello.declared)) < len(hello.declared):
             raise ProtocolError(f"node {hello.node} has two devices of one name; name them apart")
@@ -233,6 +235,7 @@ class Nodes:
                 max(0.0, now - n.heard),
                 list(n.failures.values()),
                 n.clock_ahead_s,
+                n.folders,
             )
             for n in self.nodes.values()
         ]

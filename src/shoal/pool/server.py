@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shoal.errors import ProtocolError
-from shoal.pool import door, frames, limits, messages, node_messages, process
+from shoal.pool import door, frames, limits, messages, node_messages, process, reader_process
+from shoal.pool.folders import Folders
 from shoal.pool.spec import DeviceSpec, cpu_model, default_threads, host_memory_bytes, spill
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ class Session:
     pidfd: int
     data_id: bytes = b""  # by which data connections say that they are for it
     channel: socket.socket | None = None  # by which it gets them
+    secret: bytes = b""  # that its client knows
+    reader: reader_process.ReaderProcess | None = None
+    readers: int = 0  # that it has had
 
 
 @dataclass
@@ -77,11 +81,13 @@ class DeviceServer:
         listener: socket.socket,
         agent: socket.socket,
         network: door.Door | None = None,
+        folders: Folders | None = None,
     ) -> None:
         self.spec = spec
         self.listener = listener
         self.agent = agent
         self.network = network
+        self.folders = folders or Folders(())  # that it reads for sessions from elsewhere
         self.inbox = frames.Inbox()
         self.memory_bytes = spec.memory_bytes or device_memory_bytes(spec.device)
         self.threads = spec.threads or default_threads()
@@ -99,7 +105,12 @@ class DeviceServer:
         self.selector.register(self.agent, selectors.EVENT_READ)
         self.selector.register(self.listener, selectors.EVENT_READ)
         if self.network is not None:
-            self.network.open(self.selector, self.take_network_session, self.take_data_connection)
+            self.network.open(
+                self.selector,
+                self.take_network_session,
+                self.take_data_connection,
+                self.take_reader,
+            )
         while True:
             keys = [key for key, _ in self.selector.select(timeout=0.5)]
             ready_now = {key.fileobj for key in keys}
@@ -113,6 +124,8 @@ class DeviceServer:
             for key in keys:
                 if isinstance(key.data, Session):
                     self._reap(key.data)
+                elif isinstance(key.data, reader_process.ReaderProcess):
+                    self._reap_reader(key.data)
             self._drop_late_greetings()
             if self.network is not None:
                 self.network.hear(ready_now)
@@ -169,7 +182,34 @@ class DeviceServer:
         for session in self.sessions.values():
             if session.channel is not None and session.data_id == data_id:
                 with suppress(OSError):  # a worker that does not take them gets no more
-                    socket.send_fds(session.channel, [b"c"], [connection.fileno()])
+                    passed = [reader_process.PASS_CONNECTION]
+                    socket.send_fds(session.channel, passed, [connection.fileno()])
+
+    def take_reader(self, connection: door.TlsConnection, attach: messages.AttachReader) -> None:
+        """Starts a reader beside the worker of a session, for the session's own client. One at a time:
+        another comes only after one that has died."""
+        found = (s for s in self.sessions.values() if s.channel and s.data_id == attach.data_id)
+        session = next(found, None)
+        if session is None:
+            raise ProtocolError("the session is not known here: it ended, or is another's")
+        reader_process.check(attach, connection.peer.name, session.grant, session.secret)
+        if not self.folders:
+            raise ProtocolError(reader_process.NO_FOLDERS)
+        if session.reader is not None:
+            raise ProtocolError("this session has a reader on this device already")
+        assert session.channel is not None
+        session.readers += 1
+        session.reader = reader_process.start(
+            connection.socket, session.channel, session.readers, self.folders, self._leave_behind
+        )
+        self.selector.register(session.reader.pidfd, selectors.EVENT_READ, session.reader)
+
+    def _reap_reader(self, reader: reader_process.ReaderProcess) -> None:
+        self.selector.unregister(reader.pidfd)
+        reader.reap()
+        for session in self.sessions.values():
+            if session.reader is reader:
+                session.reader = None
 
     def grant_for(self, attach: messages.Attach, client: str) -> node_messages.Grant:
         """The grant that `attach` is for, without using it up; refused if it is not that client's."""
@@ -223,6 +263,7 @@ class DeviceServer:
         if arrivals is not None:
             arrivals.theirs.close()
             session.data_id, session.channel = arrivals.data_id, arrivals.ours
+            session.secret = arrivals.secret
         self.sessions[pid] = session
         self.selector.register(session.pidfd, selectors.EVENT_READ, session)
 
@@ -247,17 +288,7 @@ class DeviceServer:
         connection = newcomer.connection
         try:
             process.die_with_parent_thread()
-            self.listener.close()
-            self.agent.close()
-            self.selector.close()
-            if self.network is not None:
-                self.network.close(but=connection)
-            for session in self.sessions.values():
-                os.close(session.pidfd)
-                if session.channel is not None:
-                    session.channel.close()
-            for other in self.greetings.keys() - {connection}:
-                other.close()
+            self._leave_behind((connection,))
             connection.settimeout(ANSWER_S)
             from shoal import _core
 
@@ -293,6 +324,7 @@ class DeviceServer:
                 spill_bytes,
                 arrivals.data_id if arrivals else b"",
                 arrivals.secret if arrivals else b"",
+                serves_data=bool(arrivals and self.folders),
             )
             frames.send(connection, welcome, worker.fds() if here else ())
             if newcomer.devices > 1:
@@ -305,6 +337,22 @@ class DeviceServer:
                 reason = f"the worker of {self.spec.name} did not start: {error}"
                 frames.send(connection, messages.Refusal(reason))
         os._exit(1)
+
+    def _leave_behind(self, but: Collection[object]) -> None:
+        """In a forked child: lets go of everything that it does not need."""
+        self.listener.close()
+        self.agent.close()
+        self.selector.close()
+        if self.network is not None:
+            self.network.close(but)
+        for session in self.sessions.values():
+            os.close(session.pidfd)
+            if session.channel is not None:
+                session.channel.close()
+            if session.reader is not None:
+                os.close(session.reader.pidfd)
+        for other in self.greetings.keys() - set(but):
+            other.close()
 
     def _open_arrivals(
         self, newcomer: Newcomer, grant: node_messages.Grant, arrivals: Arrivals | None
@@ -332,6 +380,8 @@ class DeviceServer:
         os.close(session.pidfd)
         if session.channel is not None:
             session.channel.close()
+        if session.reader is not None:
+            session.reader.kill()  # it is reaped when it has ended
         _, status = os.waitpid(session.pid, 0)
         reason = f"its worker: {process.exit_reason(os.waitstatus_to_exitcode(status))}"
         grant = session.grant
@@ -442,17 +492,19 @@ def _load_core(spec: DeviceSpec) -> None:
 
 
 def main() -> None:
-    """`python -m shoal.pool.server SPEC_JSON LISTENER_FD AGENT_FD [DOOR_FD IDENTITY]`, by the agent."""
+    """`python -m shoal.pool.server SPEC_JSON LISTENER_FD AGENT_FD [DOOR_FD IDENTITY FOLDERS_JSON]`, by
+    the agent."""
     spec_text, listener_fd, agent_fd = sys.argv[1:4]
     process.die_with_parent_thread()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's business
     spec = msgspec.json.decode(spec_text, type=DeviceSpec)
     _load_core(spec)
-    network = None
-    if len(sys.argv) == 6:
+    network, folders = None, Folders(())
+    if len(sys.argv) == 7:
+        folders = Folders(msgspec.json.decode(sys.argv[6], type=list[str]))
         network = door.Door(socket.socket(fileno=int(sys.argv[4])), Path(sys.argv[5]))
     listener, agent = (socket.socket(fileno=int(fd)) for fd in (listener_fd, agent_fd))
-    server = DeviceServer(spec, listener, agent, network)
+    server = DeviceServer(spec, listener, agent, network, folders)
     if network is not None:
         network.check = server.grant_for
     server.serve()

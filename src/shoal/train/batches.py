@@ -13,10 +13,25 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from shoal.errors import DeviceLostError
 from shoal.train.errors import BatchError
 
 #: Mean loss of a micro-batch from the model's output and the target (for dict batches: the batch).
 Loss = Callable[[Any, Any], torch.Tensor]
+
+
+class Numbered:
+    """A batch, or a part of one, that is only numbers of samples until a device wants them
+    (node_data.py)."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def split(self, counts: Sequence[int]) -> list[Numbered]:
+        raise NotImplementedError
+
+    def to_device(self, device: torch.device) -> Any:
+        raise NotImplementedError
 
 
 def as_tensors(batch: Any) -> Any:
@@ -32,6 +47,8 @@ def _divisible(leaf: Any) -> bool:
 
 def size(batch: Any) -> int:
     """The number of samples; raises if the tensors disagree."""
+    if isinstance(batch, Numbered):
+        return len(batch)
     sizes = [leaf.shape[0] for leaf in pytree.tree_leaves(batch) if _divisible(leaf)]
     if not sizes:
         raise BatchError(
@@ -49,6 +66,8 @@ def size(batch: Any) -> int:
 
 def split(batch: Any, counts: Sequence[int]) -> list[Any]:
     """Parts of so many samples, in order; no memory is copied."""
+    if isinstance(batch, Numbered):
+        return list(batch.split(counts))
     leaves, spec = pytree.tree_flatten(batch)
     parts = []
     start = 0
@@ -61,10 +80,21 @@ def split(batch: Any, counts: Sequence[int]) -> list[Any]:
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch on a device; pinned memory is sent without waiting."""
+    if isinstance(batch, Numbered):
+        return batch.to_device(device)
     return pytree.tree_map(
         lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf,
         batch,
     )
+
+
+def ahead_to_device(batch: Any, device: torch.device) -> Any:
+    """As `to_device`, ahead of the step: if the device is lost, it is the step that meets that, where
+    it is known whose device it was."""
+    try:
+        return to_device(batch, device)
+    except DeviceLostError:
+        return batch
 
 
 def call(model: Callable[..., Any], batch: Any) -> tuple[Any, Any]:

@@ -16,9 +16,11 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from shoal.train import sources
+from shoal.pool.folders import MAGIC
+from shoal.train import node_data, node_paths, sources
 from shoal.train.devices import has_lease
 from shoal.train.errors import DataError
+from shoal.train.node_data import NodeSource, Where
 from shoal.train.records import ImageFolderSource, TableSource, TarSource
 from shoal.train.sources import ArraySource, DatasetSource, Indices, Source, TreeSource
 
@@ -84,6 +86,23 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         """The rest of this epoch; then the next epoch begins."""
         order = self.order(self.epoch)
+        if isinstance(self.source, NodeSource) and self.source.at_nodes():
+            yield from self._numbers(self.source, order)
+        else:
+            yield from self._read_ahead(order)
+        self.epoch, self._at = self.epoch + 1, 0
+
+    def _numbers(self, source: NodeSource, order: Indices) -> Iterator[Any]:
+        """Batches that are read at the nodes of the devices that they are divided among."""
+        for near in range(self._ahead):
+            source.expect(self._samples(order, self._at + near), near)
+        for number in range(self._at, len(self)):
+            source.expect(self._samples(order, number + self._ahead), self._ahead)
+            batch = source.batch(self._samples(order, number))
+            self._at += 1
+            yield batch
+
+    def _read_ahead(self, order: Indices) -> Iterator[Any]:
         wanted = iter(range(self._at, len(self)))
         with ThreadPoolExecutor(self._threads, thread_name_prefix="shoal-load") as pool:
             reading: deque[Future[Any]] = deque()
@@ -98,7 +117,12 @@ class Loader:
             finally:
                 for future in reading:
                     future.cancel()
-        self.epoch, self._at = self.epoch + 1, 0
+
+    @property
+    def places(self) -> dict[str, str]:
+        """Where the part of each device of the lease is read, by name of the device: "node", or
+        "program" and why."""
+        return self.source.places if isinstance(self.source, NodeSource) else {}
 
     def _next(self, reading: deque[Future[Any]]) -> Any:
         batch = reading.popleft().result()
@@ -221,7 +245,9 @@ def _mixed(runs: Sequence[range], rng: np.random.Generator) -> Indices:
     return np.concatenate(parts).astype(np.int64)
 
 
-def load(data: Any, batch_size: int = 32, **options: Any) -> Loader | StreamLoader:
+def load(
+    data: Any, batch_size: int = 32, *, where: Where = "auto", **options: Any
+) -> Loader | StreamLoader:
     """A loader of whatever holds training data.
 
     Args:
@@ -229,18 +255,42 @@ def load(data: Any, batch_size: int = 32, **options: Any) -> Loader | StreamLoad
             like `"shards/*.tar"`, or a folder of images by class); arrays or tensors; a tuple or a
             dict of those; a torch Dataset; a DataLoader (then `batch_size` is its own).
         batch_size: samples of a batch, over all groups.
+        where: who reads. "auto": for a device elsewhere its node, if it serves these files
+            (`shoal node --data DIR`) and they are the same there as here; else the program. "node":
+            an error where nodes cannot; the program need not have the files. "program": the program.
         options: `shuffle`, `seed`, `drop_last`, `ahead`, `threads`, `transform` (of a batch),
             `sample_transform` (of one image or tar sample), `columns` (of a table).
 
     >>> loader = shoal.train.load({"input_ids": "tokens.npy", "labels": "labels.npy"}, 16)
     """
+    node_data.check_where(where)
     if isinstance(data, (Loader, StreamLoader)):
         return data
-    if isinstance(data, (DataLoader, IterableDataset)):
+    if isinstance(data, (DataLoader, IterableDataset)) and where != "node":
         batches = data if isinstance(data, DataLoader) else DataLoader(data, batch_size)
         return StreamLoader(batches, options.get("ahead", AHEAD))
     special = {k: options.pop(k) for k in ("sample_transform", "columns") if k in options}
-    return Loader(open_source(data, **special), batch_size, **options)
+    asked = node_paths.paths_of(data, special.get("columns"))
+    code = options.get("transform") or special.get("sample_transform")
+    if where == "node" and (asked is None or code):
+        what = "a transform" if code else f"{type(data).__name__}, which is more than paths,"
+        raise DataError(
+            f'where="node": {what} is this program\'s own and is not sent to nodes. Leave it out, or '
+            'read in the program: where="program"'
+        )
+    if where == "program" or asked is None or code:
+        return Loader(open_source(data, **special), batch_size, **options)
+    program = None
+    try:
+        program = open_source(data, **special)
+    except DataError:
+        if where != "node":
+            raise
+    return Loader(NodeSource(asked, program, _open_leaf, where), batch_size, **options)
+
+
+def _open_leaf(path: str, columns: Sequence[str] | None) -> Source:
+    return _open_path(path, None, columns)
 
 
 def open_source(
@@ -273,13 +323,22 @@ def _open_path(
     text: str, transform: Callable[[Any], Any] | None, columns: Sequence[str] | None
 ) -> Source:
     path = Path(text)
-    if any(c in text for c in "*?["):
+    if any(c in text for c in MAGIC):
         found = [Path(p) for p in sorted(glob.glob(text))]
         if not found:
             raise DataError(f"no file matches {text}")
         return TarSource(found, transform)
     if not path.exists():
         raise DataError(f"{path} does not exist")
+    return open_file(path, transform, columns)
+
+
+def open_file(
+    path: Path,
+    transform: Callable[[Any], Any] | None = None,
+    columns: Sequence[str] | None = None,
+) -> Source:
+    """The samples in one file, or in a folder of images."""
     if path.is_dir():
         return ImageFolderSource(path, transform)
     openers: dict[str, Callable[[], Source]] = {

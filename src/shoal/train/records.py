@@ -179,6 +179,10 @@ class ImageFolderSource(Ready):
             raise DataError(f"{root} has no images in folders of their classes (root/class/x.png)")
         self._transform = transform
 
+    @property
+    def paths(self) -> list[Path]:
+        return [path for path, _ in self._files]
+
     def __len__(self) -> int:
         return len(self._files)
 
@@ -198,6 +202,7 @@ class TarSource(Ready):
     def __init__(
         self, shards: Sequence[Path], transform: Callable[[dict[str, Any]], Any] | None = None
     ) -> None:
+        self.shards = list(shards)
         self._samples: list[tuple[Path, dict[str, tuple[int, int]]]] = []
         runs = []
         for shard in shards:

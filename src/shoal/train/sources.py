@@ -10,6 +10,7 @@ import json
 import math
 import os
 import struct
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -73,8 +74,20 @@ class ArraySource(Ready):
         return out if self._view is None else out.view(self._view)
 
 
+class _Placing(threading.local):
+    """Where a thread wants what it reads to lie; a reader's threads want it in shared memory."""
+
+    place: Callable[[Sequence[int], torch.dtype], torch.Tensor | None] | None = None
+
+
+placing = _Placing()
+
+
 def pinned(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Host memory that devices read without a copy, where there is such a device."""
+    placed = placing.place(shape, dtype) if placing.place is not None else None
+    if placed is not None:
+        return placed
     return torch.empty(tuple(shape), dtype=dtype, pin_memory=has_lease())
 
 

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from shoal.errors import DeviceLostError
-from shoal.train import batches, devices, shares
+from shoal.train import batches, devices, node_data, shares
 from shoal.train.board import COMMIT, Board
 from shoal.train.build import Builder
 from shoal.train.errors import GroupError, GroupLostError, NotFiniteError, TrainError
@@ -182,9 +182,10 @@ class Trainer:
         replicas = list(self._replicas)
         if replicas:  # before the first step there is nothing to send to
             self._share_out(ready, replicas)
-            for replica, parts in zip(replicas, ready.parts, strict=True):
-                device = replica.used_members[0].device
-                parts[:] = [Part(batches.to_device(p.batch, device), p.weight) for p in parts]
+            firsts = [replica.used_members[0].device for replica in replicas]
+            node_data.ask([[part.batch for part in parts] for parts in ready.parts], firsts)
+            for device, parts in zip(firsts, ready.parts, strict=True):
+                parts[:] = [Part(batches.ahead_to_device(p.batch, device), p.weight) for p in parts]
         return ready
 
     def _share_out(self, ready: Prepared, replicas: Sequence[Replica]) -> None:

@@ -17,9 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import ProtocolError
-from shoal.pool import frames, messages, node_messages
+from shoal.pool import data_messages, frames, messages, node_messages
 from shoal.pool.frames import Inbox, encode
 from shoal.pool.messages import Message, Versions
+
+STRUCTS: dict[type, st.SearchStrategy[Any]] = {}
+built: dict[type, st.SearchStrategy[Any]] = {}
 
 
 def values(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
@@ -34,7 +37,7 @@ def values(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
         case msgspec.inspect.StrType():
             return st.text(max_size=min(30, kind.max_length or 30))
         case msgspec.inspect.BytesType():
-            return st.binary(max_size=kind.max_length)
+            return st.binary(max_size=min(100, kind.max_length or 100))
         case msgspec.inspect.BoolType():
             return st.booleans()
         case msgspec.inspect.LiteralType():
@@ -50,8 +53,11 @@ def values(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
         case msgspec.inspect.UnionType():
             return st.one_of(*map(values, kind.types))
         case msgspec.inspect.StructType():
-            fields = {f.name: values(_bounded(f)) for f in kind.fields}
-            return st.builds(kind.cls, **fields)
+            if kind.cls not in STRUCTS:  # one that holds others of its kind is met again
+                STRUCTS[kind.cls] = st.deferred(lambda: built[kind.cls])
+                fields = {f.name: values(_bounded(f)) for f in kind.fields}
+                built[kind.cls] = st.builds(kind.cls, **fields)
+            return STRUCTS[kind.cls]
     raise AssertionError(f"no strategy for {kind}")
 
 
@@ -138,6 +144,9 @@ def test_every_message_says_who_says_it_to_whom() -> None:
         messages.Hello(Versions("", "", 1), "", 1, 33),
         messages.Peers([messages.Peer("x", 1)] * 33, 0),
         messages.Resumed([(-1, 5)]),
+        data_messages.ReadSamples(1, 1, bytes(8 * 2**14 + 1), 0, 1),
+        data_messages.OpenData(1, 0, [data_messages.DataPath("/" + "x" * 2048)]),
+        messages.ReaderReady(0, 1),
     ],
 )
 def test_fields_out_of_bounds_are_refused(message: Message) -> None:

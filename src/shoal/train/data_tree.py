@@ -1,0 +1,46 @@
+"""Trees of dicts, tuples and lists, taken apart for the wire and put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shoal.pool.data_messages import Branch, Skeleton
+from shoal.train.errors import DataError
+
+
+def flatten(tree: Any) -> tuple[Skeleton, list[Any]]:
+    """A tree's shape with numbers for leaves, and the leaves in the order of their numbers.
+
+    >>> flatten({"x": "a.npy", "y": "b.npy"})[1]
+    ['a.npy', 'b.npy']
+    """
+    leaves: list[Any] = []
+    return _flatten(tree, leaves), leaves
+
+
+def _flatten(tree: Any, leaves: list[Any]) -> Skeleton:
+    if isinstance(tree, dict):
+        names = list(tree)
+        if not all(isinstance(name, str) for name in names):
+            raise DataError("names of a dict that is read at a node are strings")
+        return Branch("dict", names, [_flatten(part, leaves) for part in tree.values()])
+    if isinstance(tree, (tuple, list)):
+        kind = "tuple" if isinstance(tree, tuple) else "list"
+        return Branch(kind, [], [_flatten(part, leaves) for part in tree])  # type: ignore[arg-type]
+    leaves.append(tree)
+    return len(leaves) - 1
+
+
+def rebuild(skeleton: Skeleton, leaves: Sequence[Any]) -> Any:
+    """The tree again, with these leaves. Raises DataError if the shape does not fit them."""
+    if isinstance(skeleton, int):
+        if not 0 <= skeleton < len(leaves):
+            raise DataError(f"a tree names leaf {skeleton} of {len(leaves)}")
+        return leaves[skeleton]
+    parts = [rebuild(part, leaves) for part in skeleton.parts]
+    if skeleton.kind == "dict":
+        if len(set(skeleton.names)) != len(skeleton.names) or len(skeleton.names) != len(parts):
+            raise DataError("the names of a tree do not fit its parts")
+        return dict(zip(skeleton.names, parts, strict=True))
+    return tuple(parts) if skeleton.kind == "tuple" else parts

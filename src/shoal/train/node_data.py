@@ -1,0 +1,325 @@
+"""Data that is read at the nodes of the devices that want it.
+
+The program hands out batches that are only numbers of samples. Where a group's part of a batch goes
+to a device elsewhere, whose node serves the files, that node's reader reads it; other parts are read
+in the program. The order of samples is the program's, so it does not matter to the result who reads.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from shoal.device import session
+from shoal.errors import DeviceLostError
+from shoal.pool.data_messages import DataPath, PathMark, Skeleton
+from shoal.train import batches, file_marks, node_paths
+from shoal.train.errors import DataError
+from shoal.train.node_reader import NodeFile, NodeReader, ReaderLostError, reader_of
+from shoal.train.sources import Indices, Source
+
+_log = logging.getLogger("shoal.train")
+
+Where = Literal["auto", "node", "program"]
+THREADS = 2  # that read in the program, for devices of this machine
+KEPT_READS = 32  # parts that are read ahead in the program
+
+
+def check_where(where: str) -> None:
+    if where not in get_args(Where):
+        raise ValueError(f"where is one of {', '.join(get_args(Where))}, not {where!r}")
+
+
+class NodeSource:
+    """Samples behind paths, which nodes may have, too."""
+
+    def __init__(
+        self,
+        asked: tuple[Skeleton, list[DataPath]],
+        program: Source | None,
+        open_leaf: Callable[[str, Sequence[str] | None], Source],
+        where: Where,
+    ) -> None:
+        self._skeleton, self._paths = asked
+        self._program = program  # None: this program cannot open them
+        self._open_leaf = open_leaf
+        self._where = where
+        self._lock = threading.RLock()
+        self._lease: session.Lease | None = None  # the one that is looked at below
+        self._places: dict[torch.device, tuple[NodeReader, NodeFile]] = {}
+        weakref.finalize(self, _close_files, self._places).atexit = False
+        self._why_not: dict[str, str] = {}  # by name of the device: why it is read in the program
+        self._marks: list[PathMark] | None = None
+        self._serial = 0
+        self._division: list[tuple[torch.device, list[int]]] = []  # of the last batch, by device
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="shoal-load")
+        self._reads: OrderedDict[bytes, Future[Any]] = OrderedDict()  # in the program, ahead
+
+    # --- as a source -------------------
+
+    def __len__(self) -> int:
+        if self._program is not None:
+            return len(self._program)
+        return self._any_place()[1].opened.samples
+
+    @property
+    def runs(self) -> Sequence[range] | None:
+        if self._program is not None:
+            return self._program.runs
+        opened = self._any_place()[1].opened
+        starts = [int(n) for n in np.frombuffer(opened.run_starts, np.dtype("<i8"))]
+        stops = [*starts[1:], opened.samples]
+        return [range(a, b) for a, b in zip(starts, stops, strict=True)] if starts else None
+
+    def read(self, indices: Indices) -> Any:
+        """The samples in this program's memory."""
+        if self._program is not None:
+            return self._program.read(indices)
+        reader, file = self._any_place()
+        taken = reader.take(file, indices, 0)
+        return pytree.tree_map(lambda leaf: leaf.cpu(), taken)
+
+    def warm(self, indices: Indices) -> None:
+        if self._program is not None:
+            self._program.warm(indices)
+
+    # --- who reads ---------------------
+
+    def at_nodes(self) -> bool:
+        """Whether a device of the present lease has its part read at its node. Readers are started,
+        and what they see is compared with what the program sees, when this is first asked."""
+        lease = session.current()
+        with self._lock:
+            if lease is None:
+                self._places.clear()
+            elif lease is not self._lease:
+                self._look(lease)
+            self._lease = lease
+            return bool(self._places)
+
+    @property
+    def places(self) -> dict[str, str]:
+        """Where the part of each device of the lease is read: "node", or "program" and why."""
+        self.at_nodes()
+        at_node = {reader.name: "node" for reader, _ in self._places.values()}
+        return {**{n: f"program: {why}" for n, why in self._why_not.items()}, **at_node}
+
+    def _look(self, lease: session.Lease) -> None:
+        _close_files(self._places)
+        self._why_not.clear()
+        elsewhere = [place for place, far in enumerate(lease.by_network) if far]
+        with ThreadPoolExecutor(max(1, len(elsewhere))) as threads:  # they take a while to start
+            opening = {p: threads.submit(self._open_at, lease, p) for p in elsewhere}
+        for place, (granted, device) in enumerate(zip(lease.granted, lease.devices, strict=True)):
+            name = granted.info.name
+            if place not in opening:
+                self._why_not[name] = "the device is on this machine"
+                continue
+            try:
+                reader, file = opening[place].result()
+                self._compare(reader, file)
+                self._places[device] = reader, file
+            except DataError as error:
+                if self._where == "node":
+                    self._places.update(
+                        (lease.devices[p], one.result())
+                        for p, one in opening.items()
+                        if one.exception() is None
+                    )
+                    _close_files(self._places)
+                    raise DataError(f'where="node": {error}') from None
+                self._why_not[name] = str(error)
+                _log.info("data for %s is read in the program: %s", name, error)
+
+    def _open_at(self, lease: session.Lease, place: int) -> tuple[NodeReader, NodeFile]:
+        reader = reader_of(lease, place)
+        try:
+            return reader, reader.open(self._skeleton, self._paths)
+        except ReaderLostError:  # it may have died long ago, and nobody had a reason to notice
+            reader = reader_of(lease, place)
+            return reader, reader.open(self._skeleton, self._paths)
+
+    def _compare(self, reader: NodeReader, file: NodeFile) -> None:
+        """Raises if the node sees other files than all must see."""
+        for path, here, there in zip(
+            self._paths, self._reference(file), file.opened.marks, strict=True
+        ):
+            different = file_marks.difference(here, there)
+            if different is not None:
+                text = f"{path.path} is not the same file at the node of {reader.name}: {different}"
+                if self._where == "auto":
+                    _log.warning("%s; it is read in the program", text)
+                reader.close_file(file)
+                raise DataError(text)
+
+    def _reference(self, file: NodeFile) -> list[PathMark]:
+        """What all must see: the program's files, or where it has none, the first node's."""
+        if self._marks is None and self._program is not None:
+            self._marks = [
+                node_paths.mark_of(p.path, self._open_leaf(p.path, p.columns)) for p in self._paths
+            ]
+        if self._marks is None:
+            self._marks = file.opened.marks
+        return self._marks
+
+    def _any_place(self) -> tuple[NodeReader, NodeFile]:
+        if not self.at_nodes():
+            raise DataError(
+                f"{self._paths[0].path} is not on this machine, and the program has no device at a "
+                "node that serves it. Lease one first (shoal.connect, shoal.train.worker_groups), of a "
+                "node with --data DIR"
+            )
+        places = list(self._places.values())
+        return next((place for place in places if place[0].usable), places[0])
+
+    def _fall_back(self, device: torch.device, error: ReaderLostError) -> None:
+        """A reader is lost: the program reads for its device, if it may and can."""
+        if self._where == "node" or self._program is None:
+            raise error
+        with self._lock:
+            lost = self._places.pop(device, None)
+            if lost is not None:
+                self._why_not[lost[0].name] = str(error)
+                _log.warning("%s; the program reads for it", error)
+
+    # --- batches -----------------------
+
+    def batch(self, numbers: Indices) -> NodeBatch:
+        self._serial += 1
+        return NodeBatch(self, numbers, self._serial)
+
+    def expect(self, numbers: Indices, ahead: int) -> None:
+        """Has samples read that will be a batch soon (0: the next one), divided as the last one was."""
+        if len(numbers) == 0:
+            return
+        if self.runs is not None:
+            for reader, file in list(self._places.values()):
+                reader.warm(file, numbers)
+        if sum(sum(sizes) for _, sizes in self._division) != len(numbers):
+            return
+        start = 0
+        for device, sizes in list(self._division):
+            for size in sizes:
+                self.ask(numbers[start : start + size], self._serial + 1 + ahead, device)
+                start += size
+
+    def divided(self, division: list[tuple[torch.device, list[int]]]) -> None:
+        self._division = division
+
+    def ask(self, numbers: Indices, serial: int, device: torch.device) -> None:
+        """Has a part read for a device, as far as there is room; whoever takes it is told of errors."""
+        place = self._places.get(device)
+        if place is not None:
+            with suppress(DataError, DeviceLostError):
+                place[0].ask(place[1], numbers, serial)
+        elif self._program is not None:
+            key = numbers.tobytes()
+            with self._lock:
+                if key not in self._reads:
+                    self._reads[key] = self._threads.submit(self._program.read, numbers)
+                while len(self._reads) > KEPT_READS:
+                    self._reads.popitem(last=False)[1].cancel()
+
+    def take(self, numbers: Indices, serial: int, device: torch.device) -> Any:
+        """A part on its device."""
+        place = self._places.get(device)
+        if place is not None:
+            try:
+                return place[0].take(place[1], numbers, serial)
+            except ReaderLostError as error:
+                self._fall_back(device, error)
+        if self._program is None and device.type != "cpu":
+            # Neither the program nor the device's node has it: by way of a device that does.
+            reader, file = self._any_place()
+            return batches.to_device(reader.take(file, numbers, serial), device)
+        return batches.to_device(self.take_here(numbers), device)
+
+    def take_here(self, numbers: Indices) -> Any:
+        """A part in this program's memory; what was read ahead is waited for."""
+        with self._lock:
+            ahead = self._reads.pop(numbers.tobytes(), None)
+        return ahead.result() if ahead is not None else self.read(numbers)
+
+
+def _close_files(places: dict[torch.device, tuple[NodeReader, NodeFile]]) -> None:
+    for reader, file in places.values():
+        reader.close_file(file)
+    places.clear()
+
+
+class NodeBatch(batches.Numbered):
+    """Numbers of samples, which are read where they are wanted.
+
+    In a loop without a trainer it unpacks like the batch that it stands for: the program then reads it.
+    """
+
+    def __init__(self, source: NodeSource, numbers: Indices, serial: int) -> None:
+        self._source = source
+        self._numbers = numbers
+        self._serial = serial
+        self._tensors: Any = None
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def split(self, counts: Sequence[int]) -> list[batches.Numbered]:
+        parts: list[batches.Numbered] = []
+        start = 0
+        for count in counts:
+            numbers = self._numbers[start : start + count]
+            parts.append(NodeBatch(self._source, numbers, self._serial))
+            start += count
+        return parts
+
+    def ask(self, device: torch.device) -> None:
+        if len(self) > 0 and self._tensors is None:
+            self._source.ask(self._numbers, self._serial, device)
+
+    def divided(self, division: list[tuple[torch.device, list[int]]]) -> None:
+        self._source.divided(division)
+
+    def to_device(self, device: torch.device) -> Any:
+        if self._tensors is not None:
+            return batches.to_device(self._tensors, device)
+        return self._source.take(self._numbers, self._serial, device)
+
+    def tensors(self) -> Any:
+        """The samples in this program's memory."""
+        if self._tensors is None:
+            self._tensors = self._source.take_here(self._numbers)
+        return self._tensors
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.tensors())
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.tensors()[key]
+
+    def keys(self) -> Any:
+        return self.tensors().keys()
+
+
+def ask(parts: Sequence[Sequence[Any]], devices: Sequence[torch.device]) -> None:
+    """Has the parts of a divided batch read, each for its group's device, before the first of them is
+    waited for."""
+    wanted = [
+        (device, [part for part in group if isinstance(part, NodeBatch)])
+        for device, group in zip(devices, parts, strict=True)
+    ]
+    first = next((group[0] for _, group in wanted if group), None)
+    if first is None:
+        return
+    for device, group in wanted:
+        for part in group:
+            part.ask(device)
+    first.divided([(device, [len(part) for part in group]) for device, group in wanted])

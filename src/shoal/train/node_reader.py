@@ -1,0 +1,424 @@
+"""The client's end of a reader: asks for samples, and has the device copy them into tensors.
+
+Nothing waits that need not: a part of a batch may be asked for long before it is wanted. What was asked
+for lies in a slot of the reader's memory until the device is past the copy; a part that nobody came for
+gives its slot up when another needs it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from shoal import _core
+from shoal.device import session
+from shoal.errors import DeviceLostError, LeaseError, ProtocolError
+from shoal.pool import data_messages, limits, messages
+from shoal.pool.data_messages import DataOpened, DataPath, SamplesRead, SamplesTooLarge, Skeleton
+from shoal.pool.mailbox import Mailbox
+from shoal.train import data_tree, devices
+from shoal.train.errors import DataError
+from shoal.train.slots import Slots
+from shoal.train.sources import Indices
+
+_log = logging.getLogger("shoal.train")
+
+ANSWER_S = 120.0  # for a reader to open or to read: a disk may be slow, but not for ever
+LOOK_EVERY_S = 0.1  # whether the device is lost, while something is waited for
+ROOM_LOOK_S = 0.001
+DYING_S = 2.0  # for a reader that has died to be gone, so that another may come
+CHUNK_PART = 4  # of a reader's memory that one request fills at most
+
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64,
+        torch.complex128, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
+        torch.uint16, torch.uint32, torch.uint64, torch.bool,
+    )
+}  # fmt: skip
+
+
+class ReaderLostError(DataError):
+    """A reader has ended while its session goes on."""
+
+
+@dataclass
+class Asked:
+    """Samples that a reader was asked for, and the slot in which they will be."""
+
+    source: int
+    numbers: bytes
+    serial: int  # of the batch that they are for
+    offset: int
+    answer: Future[messages.Message]
+
+
+@dataclass
+class NodeFile:
+    """Data that a reader has opened."""
+
+    source: int
+    opened: DataOpened
+    sample_bytes: int = field(init=False)  # the most that was seen so far
+
+    def __post_init__(self) -> None:
+        self.sample_bytes = max(1, self.opened.sample_bytes)
+
+
+class NodeReader:
+    """A reader beside the worker of one device elsewhere."""
+
+    def __init__(self, lease: session.Lease, place: int) -> None:
+        attached = lease.attached[place]
+        assert attached is not None
+        self.name = attached.name
+        self.device = lease.devices[place]
+        self._lease = lease
+        connection, ready = attached.open_reader(lease.number, lease.epoch)
+        self._number = ready.number
+        self._slots = Slots(ready.memory_bytes)
+        self._mail = Mailbox(connection)
+        self._lock = threading.Lock()
+        self._requests = itertools.count(1)
+        self._answers: dict[int, Future[messages.Message]] = {}
+        self._pending: OrderedDict[tuple[int, bytes], Asked] = OrderedDict()
+        self._copied: deque[tuple[int, int]] = deque()  # message and slot: free once it is past
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="shoal-reader", daemon=True)
+        self._thread.start()
+
+    # --- the connection ----------------
+
+    def _run(self) -> None:
+        why = "its process has ended"
+        try:
+            self._mail.run(self._hear)
+        except ProtocolError as error:
+            why = str(error)
+        with self._lock:
+            self._ended = True
+            waiting, self._answers = list(self._answers.values()), {}
+        for answer in waiting:
+            answer.set_exception(
+                ReaderLostError(f"the reader of device {self.name} is lost: {why}")
+            )
+
+    def _hear(self, message: messages.Message) -> None:
+        request = getattr(message, "request", None)
+        with self._lock:
+            answer = self._answers.pop(request, None) if request is not None else None
+        if answer is None:
+            raise ProtocolError(f"it said {type(message).__name__}, which nobody asked for")
+        answer.set_result(message)
+
+    def _ask(self, build: Callable[[int], messages.Message]) -> Future[messages.Message]:
+        number = next(self._requests)
+        answer: Future[messages.Message] = Future()
+        with self._lock:
+            if self._ended:
+                raise ReaderLostError(f"the reader of device {self.name} is lost")
+            self._answers[number] = answer
+        try:
+            self._mail.send(build(number))
+        except ConnectionError:
+            with self._lock:
+                self._answers.pop(number, None)
+            raise ReaderLostError(f"the reader of device {self.name} is lost") from None
+        return answer
+
+    def _await(self, answer: Future[messages.Message], what: str) -> messages.Message:
+        """The answer. The device's loss is noticed meanwhile, and told as what it is."""
+        until = time.monotonic() + ANSWER_S
+        while True:
+            try:
+                message = answer.result(LOOK_EVERY_S)
+                break
+            except TimeoutError:
+                self._check_device()
+            except ReaderLostError:
+                if devices.is_lost(self.device):
+                    raise DeviceLostError(f"device {self.name} is lost, and its reader") from None
+                raise
+            if time.monotonic() > until:
+                raise DataError(
+                    f"waited {ANSWER_S:g} s for the reader of device {self.name} to {what}"
+                )
+        if isinstance(message, data_messages.DataFailed):
+            raise DataError(f"device {self.name}: {message.reason}")
+        return message
+
+    def _check_device(self) -> None:
+        if not self._lease.active:
+            raise DeviceLostError(f"the lease of device {self.name} has ended")
+        _core.is_past(self._index, 0)  # raises if it is lost
+
+    @property
+    def _index(self) -> int:
+        return int(self.device.index)
+
+    @property
+    def usable(self) -> bool:
+        return not self._ended and self._lease.active
+
+    def close(self) -> None:
+        """Ends the reader; its memory goes with it."""
+        self._mail.close()
+        self._thread.join(5)
+
+    # --- opening -----------------------
+
+    def open(self, skeleton: Skeleton, paths: list[DataPath]) -> NodeFile:
+        answer = self._ask(lambda number: data_messages.OpenData(number, skeleton, paths))
+        opened = self._await(answer, f"open {paths[0].path}")
+        if not isinstance(opened, DataOpened) or len(opened.marks) != len(paths):
+            raise DataError(f"the reader of device {self.name} answered {type(opened).__name__}")
+        return NodeFile(opened.source, opened)
+
+    def close_file(self, file: NodeFile) -> None:
+        """Nobody reads it any more."""
+        self._forget(lambda asked: asked.source == file.source)
+        with suppress(ConnectionError):  # gone with everything that it had open
+            self._mail.send(data_messages.CloseData(file.source))
+
+    def warm(self, file: NodeFile, numbers: Indices) -> None:
+        """Says what will be asked for soon; nothing is waited for."""
+        for chunk in _cut(numbers, limits.READ_SAMPLES_MAX):
+            try:
+                self._mail.send(data_messages.WarmData(file.source, chunk.astype("<i8").tobytes()))
+            except ConnectionError:
+                return  # whoever reads is told
+
+    # --- samples -----------------------
+
+    def _chunks(self, file: NodeFile, numbers: Indices) -> Iterator[Indices]:
+        most = self._slots.memory_bytes // CHUNK_PART // file.sample_bytes
+        return _cut(numbers, max(1, min(most, limits.READ_SAMPLES_MAX)))
+
+    def ask(self, file: NodeFile, numbers: Indices, serial: int) -> None:
+        """Has samples read that will be wanted, as far as there is room for them now."""
+        for chunk in self._chunks(file, numbers):
+            key = file.source, chunk.astype("<i8").tobytes()
+            if key in self._pending:
+                continue
+            if len(self._answers) >= limits.READS_MAX // 2:
+                return
+            offset = self._room(_capacity(file, len(chunk)))
+            if offset is None:
+                return
+            asked = self._read(file, key[1], serial, offset, len(chunk))
+            with self._lock:
+                kept = self._pending.setdefault(key, asked)
+            if kept is not asked:  # another thread was faster
+                self._give_after(asked)
+
+    def _read(self, file: NodeFile, numbers: bytes, serial: int, offset: int, count: int) -> Asked:
+        capacity = _capacity(file, count)
+        try:
+            answer = self._ask(
+                lambda number: data_messages.ReadSamples(
+                    number, file.source, numbers, offset, capacity
+                )
+            )
+        except ReaderLostError:
+            self._give(offset)
+            raise
+        return Asked(file.source, numbers, serial, offset, answer)
+
+    def take(self, file: NodeFile, numbers: Indices, serial: int) -> Any:
+        """The samples as tensors of the device: a tree as the program would have read it."""
+        self._forget(lambda asked: asked.source == file.source and asked.serial < serial)
+        start = 0
+        skeleton: Skeleton | None = None
+        targets: list[torch.Tensor] = []
+        while start < len(numbers):
+            chunk = next(self._chunks(file, numbers[start:]))  # samples may prove to be larger
+            found = self._claim(file, chunk, serial)
+            if found is None:
+                continue
+            asked, read = found
+            try:
+                if skeleton is None:
+                    skeleton = read.skeleton
+                    targets = [self._target(leaf, len(numbers)) for leaf in read.leaves]
+                self._copy(read, asked.offset, skeleton, targets, start, len(chunk))
+            except BaseException:
+                self._give(asked.offset)
+                raise
+            start += len(chunk)
+        if skeleton is None:
+            raise DataError("no samples were asked for")
+        return data_tree.rebuild(skeleton, targets)
+
+    def _claim(
+        self, file: NodeFile, chunk: Indices, serial: int
+    ) -> tuple[Asked, SamplesRead] | None:
+        """What was asked for before, or is asked for now; waits until it was read. None if it needs
+        more room than was thought."""
+        numbers = chunk.astype("<i8").tobytes()
+        with self._lock:
+            asked = self._pending.pop((file.source, numbers), None)
+        if asked is None:
+            offset = self._await_room(file, len(chunk))
+            asked = self._read(file, numbers, serial, offset, len(chunk))
+        try:
+            message = self._await(asked.answer, f"read {len(chunk)} samples")
+        except BaseException:
+            self._give_after(asked)
+            raise
+        if isinstance(message, SamplesRead):
+            return asked, message
+        self._give(asked.offset)
+        if not isinstance(message, SamplesTooLarge):
+            raise DataError(f"the reader of device {self.name} answered {type(message).__name__}")
+        file.sample_bytes = max(file.sample_bytes + 1, -(-message.needed_bytes // len(chunk)))
+        return None
+
+    def _target(self, leaf: data_messages.SampleLeaf, samples: int) -> torch.Tensor:
+        if leaf.dtype not in DTYPES or not leaf.shape:
+            raise DataError(f"the reader of device {self.name} read a tensor of {leaf.dtype}")
+        shape = (samples, *leaf.shape[1:])
+        return torch.empty(shape, dtype=DTYPES[leaf.dtype], device=self.device)
+
+    def _copy(
+        self, read: SamplesRead, offset: int, skeleton: Skeleton,
+        targets: Sequence[torch.Tensor], start: int, count: int,
+    ) -> None:  # fmt: skip
+        """Puts the copies of a chunk into the device's stream."""
+        same = read.skeleton == skeleton and len(read.leaves) == len(targets)
+        last = 0
+        for leaf, target in zip(read.leaves, targets, strict=same):
+            part = target.narrow(0, start, count)
+            if not same or DTYPES.get(leaf.dtype) != part.dtype or leaf.shape != list(part.shape):
+                raise DataError(
+                    f"the samples of a batch have different shapes: {leaf.shape} and "
+                    f"{list(part.shape)}"
+                )
+            if part.numel() > 0:
+                last = _core.load(part, self._number, offset + leaf.offset)
+        with self._lock:
+            self._copied.append((last, offset))
+
+    # --- room --------------------------
+
+    def _give(self, offset: int) -> None:
+        with self._lock:
+            self._slots.give(offset)
+
+    def _give_after(self, asked: Asked) -> None:
+        """Gives a slot back once the reader no longer writes to it."""
+        asked.answer.add_done_callback(lambda _: self._give(asked.offset))
+
+    def _forget(self, stale: Callable[[Asked], bool]) -> None:
+        """Gives up what was asked for and will not be fetched."""
+        with self._lock:
+            found = [(key, asked) for key, asked in self._pending.items() if stale(asked)]
+            for key, _ in found:
+                del self._pending[key]
+        for _, asked in found:
+            self._give_after(asked)
+
+    def _room(self, wanted_bytes: int) -> int | None:
+        """A slot, if there is one now."""
+        with self._lock:
+            while self._copied and _core.is_past(self._index, self._copied[0][0]):
+                self._slots.give(self._copied.popleft()[1])
+            return self._slots.take(wanted_bytes)
+
+    def _await_room(self, file: NodeFile, count: int) -> int:
+        """A slot; what was asked for in advance makes way, the latest first."""
+        wanted_bytes = _capacity(file, count)
+        if wanted_bytes > self._slots.memory_bytes:
+            raise DataError(
+                f"a sample of {file.sample_bytes} bytes does not fit the memory of the reader of "
+                f"device {self.name}, {self._slots.memory_bytes} bytes; read it in the program: "
+                'where="program"'
+            )
+        until = time.monotonic() + ANSWER_S
+        while (offset := self._room(wanted_bytes)) is None:
+            with self._lock:
+                latest = next(reversed(self._pending.values()), None)
+            if latest is not None:
+                self._forget(lambda asked: asked is latest)  # noqa: B023  (called at once)
+            self._check_device()
+            if not self.usable:
+                raise ReaderLostError(f"the reader of device {self.name} is lost")
+            if time.monotonic() > until:
+                raise DataError(
+                    f"waited {ANSWER_S:g} s for device {self.name} to take samples that were read"
+                )
+            time.sleep(ROOM_LOOK_S)
+        return offset
+
+
+def _capacity(file: NodeFile, samples: int) -> int:
+    """Bytes of a slot for so many samples; each tensor in it begins at a multiple of 64."""
+    return samples * file.sample_bytes + 64 * limits.DATA_LEAVES_MAX // 16
+
+
+def _cut(numbers: Indices, most: int) -> Iterator[Indices]:
+    for start in range(0, len(numbers), most):
+        yield numbers[start : start + most]
+
+
+# --- the readers of this program's lease -----------
+
+
+class _Entry:
+    """A reader, or that one is being started: whoever wants the same waits for that, others do not."""
+
+    def __init__(self, lease: session.Lease) -> None:
+        self.lease = lease
+        self.starting = threading.Lock()
+        self.reader: NodeReader | None = None
+
+
+_readers_lock = threading.Lock()
+_readers: dict[tuple[int, int], _Entry] = {}  # by lease's number and place
+
+
+def reader_of(lease: session.Lease, place: int) -> NodeReader:
+    """The reader of a device of the lease; started by the first who asks. Raises DataError."""
+    attached = lease.attached[place]
+    if attached is None:
+        raise DataError("the device is on this machine")
+    if not attached.welcome.serves_data:
+        raise DataError(
+            f"the node of device {attached.name} serves no files. Its owner can serve a folder: add "
+            "--data DIR to `shoal node` or `shoal up`"
+        )
+    with _readers_lock:
+        for key in [k for k, entry in _readers.items() if not entry.lease.active]:
+            ended = _readers.pop(key).reader
+            if ended is not None:
+                ended.close()
+        entry = _readers.setdefault((id(lease), place), _Entry(lease))
+    with entry.starting:
+        if entry.reader is None or not entry.reader.usable:
+            try:
+                entry.reader = _start(lease, place, after_another=entry.reader is not None)
+            except LeaseError as error:
+                raise DataError(f"device {attached.name}: {error}") from None
+        return entry.reader
+
+
+def _start(lease: session.Lease, place: int, after_another: bool) -> NodeReader:
+    """A new reader. Where one has died, the device server may learn of that a moment after us."""
+    until = time.monotonic() + (DYING_S if after_another else 0)
+    while True:
+        try:
+            return NodeReader(lease, place)
+        except LeaseError:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(LOOK_EVERY_S)
