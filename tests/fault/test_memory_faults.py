@@ -178,6 +178,18 @@ def test_what_finds_no_room_on_a_full_device_is_not_lost() -> None:
         assert [t.mean().item() for t in small] == [0.0, 1.0, 2.0]
 
 
+def test_what_is_too_large_for_swap_space_stays_and_smaller_ones_go() -> None:
+    """The segment that is used furthest ahead finds no room there, and is not the only one."""
+    with shoal.up(["cpu,memory=10MiB,host=3MiB,disk=0,threads=1"]) as pool, shoal.connect(pool.url):
+        large = torch.arange(MiB, device="shoal", dtype=torch.int32)  # 4 MiB, not used for longest
+        small = [torch.full((MiB // 4,), float(i), device="shoal") for i in range(5)]
+        more = torch.ones(MiB // 2, device="shoal")
+        assert more.sum().item() == MiB // 2
+        assert 0 < shoal.memory.counters().swapped_out_bytes < large.nbytes
+        assert [t.mean().item() for t in small] == [0.0, 1.0, 2.0, 3.0, 4.0]
+        assert torch.equal(large.cpu(), torch.arange(MiB, dtype=torch.int32))
+
+
 def test_a_device_lost_beside_another_loses_only_its_own() -> None:
     devices = ["cpu,memory=64MiB,threads=1"] * 2
     with shoal.up(devices) as pool, shoal.connect(pool.url, devices=2) as lease:
