@@ -120,6 +120,9 @@ class Stream {
   Traffic& traffic(const Lock&) { return traffic_; }
 
   // --- state
+  // Workers of the lease on this machine wait for this one no more, unless it shows signs of life:
+  // for who knows sooner than they that it does not go on.
+  void giveUp() { transport::giveUp(*progress_); }
   void close() noexcept;
   void abandon() noexcept;  // in a forked child: lets go of the socket, tells nobody
   // Raises DeviceLostError if the worker is gone or the lease has ended.

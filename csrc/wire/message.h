@@ -80,10 +80,10 @@ enum class ErrorKind : uint16_t {
   kNotImplemented = 5,
   kOutOfMemory = 6,
   kLinAlg = 7,
-  kProtocol = 8,     // the client broke the protocol: a bug, or an attack
-  kPoisoned = 9,     // the value was to be made by a call that failed before
-  kPeerFailed = 10,  // the value was to come from another device of the lease, where it failed
-  kPeerLost = 11,  // another device of the lease gave no sign of life while its data was waited for
+  kProtocol = 8,       // the client broke the protocol: a bug, or an attack
+  kPoisoned = 9,       // the value was to be made by a call that failed before
+  kPeerFailed = 10,    // the value was to come from another device of the lease, where it failed
+  kPeerLost = 11,      // another device of the lease was lost while its data was waited for
   kShareRefused = 12,  // shared memory was used in a way that its sharing forbids
   kShareRevoked = 13,  // shared memory whose owner has ended, or no longer shares it
 };

@@ -180,8 +180,8 @@ void Segments::retire(Segment& segment) {
 bool Segments::bury(bool wait) {
   const size_t buried = std::erase_if(freed_, [&](Freed& freed) {
     for (const PeerRead& reader : freed.readers) {
-      if (wait) peers_->await(reader.peer, reader.sequence);
-      if (!peers_->isPast(reader.peer, reader.sequence)) return false;
+      if (wait) peers_->awaitRead(reader.peer, reader.sequence);
+      if (!peers_->hasRead(reader.peer, reader.sequence)) return false;
     }
     return true;
   });
@@ -191,7 +191,7 @@ bool Segments::bury(bool wait) {
 void Segments::addReader(wire::Address address, PeerRead reader, uint64_t exported) {
   if (noted_.empty()) noted_.resize(transport::kExportNotes, {0, 0});
   PeerRead& before = noted_[exported % transport::kExportNotes];
-  peers_->await(before.peer, before.sequence);
+  peers_->awaitRead(before.peer, before.sequence);
   before = reader;
   const Place place = use(address, 0, /*writes=*/false);
   if (place.segment->shared != nullptr) {
@@ -211,11 +211,11 @@ void Segments::addReader(wire::Address address, PeerRead reader, uint64_t export
 
 void Segments::forgetReaders(Segment& segment) {
   std::erase_if(segment.readers,
-                [&](const PeerRead& r) { return peers_->isPast(r.peer, r.sequence); });
+                [&](const PeerRead& r) { return peers_->hasRead(r.peer, r.sequence); });
 }
 
 void Segments::awaitReaders(Segment& segment) {
-  for (const PeerRead& reader : segment.readers) peers_->await(reader.peer, reader.sequence);
+  for (const PeerRead& reader : segment.readers) peers_->awaitRead(reader.peer, reader.sequence);
   segment.readers.clear();
 }
 

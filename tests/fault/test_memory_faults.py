@@ -241,8 +241,17 @@ def test_a_device_stopped_in_the_middle_of_a_copy_is_named() -> None:
             os.kill(lease.worker_pids[1], signal.SIGCONT)
 
 
+@pytest.fixture
+def two() -> Iterator[shoal.Lease]:
+    """A lease of two devices, whose workers the test may break."""
+    devices = ["cpu,memory=64MiB,threads=1"] * 2
+    with shoal.up(devices) as pool, shoal.connect(pool.url, devices=2) as lease:
+        yield lease
+
+
 def test_a_device_killed_in_the_middle_of_a_copy_is_named() -> None:
-    """The reader gives it up within 5 s; nothing else is lost, swapped out or not, here or there."""
+    """The reader sees that its process is no more; nothing else is lost, swapped out or not, here or
+    there."""
     spilling = "cpu,memory=16MiB,host=64MiB,disk=16MiB,threads=1"
     devices = [spilling, "cpu,memory=64MiB,threads=1"]
     with shoal.up(devices) as pool, neighbour(pool, memory="25%"):
@@ -265,6 +274,35 @@ def test_a_device_killed_in_the_middle_of_a_copy_is_named() -> None:
             reader.start()
             os.kill(lease.worker_pids[1], signal.SIGKILL)
             wait_until(lambda: not reader.is_alive(), 5, "the reader has given up")
-            with pytest.raises(shoal.DeviceLostError, match="lost"):
+            with pytest.raises(shoal.PeerLostError, match="its worker process ended"):
                 raise raised[0]
             assert [t.sum().item() / MiB for t in kept] == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_who_waits_for_a_stopped_device_is_let_go_when_it_is_given_up(two: shoal.Lease) -> None:
+    """Until its heart beats again: then it is as before."""
+    there = torch.ones(MiB, device="shoal:2")
+    torch.shoal.synchronize()
+    os.kill(two.worker_pids[1], signal.SIGSTOP)
+    try:
+        there.add_(1)
+        copied = there.to("shoal:1")
+        two.give_up(1)
+        with pytest.raises(shoal.PeerLostError, match="the program gave its worker up"):
+            copied.sum().item()
+    finally:
+        os.kill(two.worker_pids[1], signal.SIGCONT)
+    assert there.to("shoal:1").sum().item() == 2 * MiB
+
+
+def test_what_a_killed_device_was_to_read_can_be_changed(two: shoal.Lease) -> None:
+    """Its reader is no more, so nobody waits for it, and nothing of the survivor's is lost."""
+    here = torch.ones(MiB, device="shoal:1")
+    torch.shoal.synchronize()
+    os.kill(two.worker_pids[1], signal.SIGSTOP)
+    copied = here.to("shoal:2")
+    os.kill(two.worker_pids[1], signal.SIGKILL)
+    here.add_(1)
+    assert here.sum().item() == 2 * MiB
+    with pytest.raises(shoal.DeviceLostError):
+        copied.sum().item()

@@ -150,6 +150,13 @@ def heartbeat(device: torch.device) -> int | None:
     return lease.heartbeat(device.index - 1) if lease is not None else None
 
 
+def give_up(device: torch.device) -> None:
+    """Other devices stop waiting for this one, which does not go on."""
+    lease = session.current()
+    if lease is not None:
+        lease.give_up(device.index - 1)
+
+
 class Watch:
     """Looks at the workers and tells when one has ended, was stopped, or is silent.
 
