@@ -52,7 +52,7 @@ class Executor {
 
  private:
   void dispatch(wire::Kind kind, uint16_t flags, wire::Reader& reader);
-  void allocate(wire::Reader& reader);
+  void allocate(wire::Address address, uint64_t bytes, const char* what);
   void adopt(wire::Reader& reader);
   void write(wire::Reader& reader);
   void copyHost(wire::Reader& reader, bool into_device);
@@ -69,6 +69,9 @@ class Executor {
   Fetch fetchOf(wire::Reader& reader) const;
   void fetch(wire::Reader& reader);
   void fetchAdd(wire::Reader& reader);
+  void addFrom(const Fetch& fetch, at::ScalarType type);
+  template <typename Copy>
+  void copyInto(wire::Address to, uint64_t bytes, const Copy& copy);
   void fetchFrom(uint32_t peer, wire::Address base, uint64_t offset, std::byte* to, uint64_t bytes,
                  uint64_t written, uint64_t exported);
   void share(wire::Reader& reader);

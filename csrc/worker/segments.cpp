@@ -140,10 +140,18 @@ void Segments::poison(wire::Address address, std::shared_ptr<const Failure> fail
   if (segment.bound) bound_bytes_ -= segment.bytes;
   retire(segment);
   segment.storage = c10::Storage();
-  segment.bytes = 0;
-  segment.bound = false;
+  segment.bound = false;  // its bytes are kept: they tell which slots are freed with it
   segment.poison = std::move(failure);
   say(wire::slotOf(address), segment);
+}
+
+void Segments::poisonAt(wire::Address address, std::shared_ptr<const Failure> failure) {
+  const uint32_t slot = wire::slotOf(address);
+  if (wire::sessionOf(address) != session_ || slot >= slots_.size()) return;
+  const uint32_t start = slot - slots_[slot].back;
+  const Segment* segment = slots_[start].segment.get();
+  if (segment == nullptr || !segment->bound || segment->poison != nullptr) return;
+  poison(wire::makeAddress(session_, start), std::move(failure));
 }
 
 void Segments::release(wire::Address address) {

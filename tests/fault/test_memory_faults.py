@@ -6,13 +6,14 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 import shoal
+from shoal import _core
 from tests.support import processes, programs
 from tests.support.disks import file_system
 from tests.support.partner import Partner
@@ -306,3 +307,48 @@ def test_what_a_killed_device_was_to_read_can_be_changed(two: shoal.Lease) -> No
     assert here.sum().item() == 2 * MiB
     with pytest.raises(shoal.DeviceLostError):
         copied.sum().item()
+
+
+# --- copies that fail
+
+#: What is done to a tensor on shoal:1 with one on shoal:2.
+COPIES: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    "copied": lambda here, there: here.copy_(there),
+    "copied in part": lambda here, there: here[: MiB // 2].copy_(there[: MiB // 2]),
+    "added": _core.add_from,
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_a_copy_from_a_killed_device_is_never_read(two: shoal.Lease, name: str) -> None:
+    """It may be there in part; whoever reads it is told so, however often, in whatever thread."""
+    here = torch.ones(MiB, device="shoal:1")
+    there = torch.ones(MiB, device="shoal:2")
+    torch.shoal.synchronize()
+    os.kill(two.worker_pids[1], signal.SIGSTOP)
+    there.add_(1)  # it will never be done
+    COPIES[name](here, there)
+    os.kill(two.worker_pids[1], signal.SIGKILL)
+    for _ in range(3):
+        with pytest.raises(shoal.DeviceLostError, match="lost"):
+            here.sum().item()
+    assert torch.ones(MiB, device="shoal:1").sum().item() == MiB
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_a_copy_of_what_could_not_be_made_is_never_read(two: shoal.Lease, name: str) -> None:
+    here = torch.ones(MiB, device="shoal:1")
+    wrong = torch.ones(MiB, device="shoal:2").index_select(0, torch.full((MiB,), MiB).to("shoal:2"))
+    COPIES[name](here, wrong)
+    for _ in range(3):
+        with pytest.raises((IndexError, RuntimeError), match=r"out of range|could not be made"):
+            here.sum().item()
+
+
+def test_a_copy_on_its_own_device_of_what_could_not_be_made_is_never_read(two: shoal.Lease) -> None:
+    """The first device of the lease, by two of its names."""
+    wrong = torch.ones(9, device="shoal").index_select(0, torch.tensor([9], device="shoal"))
+    here = wrong.to("shoal:1")
+    for _ in range(3):
+        with pytest.raises(IndexError, match="out of range"):
+            here.sum().item()
