@@ -105,31 +105,38 @@ void Executor::fail(std::exception_ptr error, bool reply_now) {
     failure = describe(std::current_exception(), sequence_, in_call ? calls_.operatorName() : "");
   }
   if (!reply_now) {
-    if (pending_ == nullptr) pending_ = std::move(failure);
+    if (pending_ == nullptr) {
+      pending_ = std::move(failure);
+      pending_at_ = sequence_;
+    }
     return;
   }
-  if (pending_ != nullptr) failure = std::exchange(pending_, nullptr);  // the older one first
-  replyFailure(*failure);
+  if (!replyPending()) replyFailure(*failure, /*at=*/0);  // the older one first
+}
+
+bool Executor::replyPending() {
+  if (pending_ == nullptr) return false;
+  const auto failure = std::exchange(pending_, nullptr);
+  replyFailure(*failure, pending_at_);
+  return true;
 }
 
 void Executor::reply(const std::vector<uint64_t>& payload) {
-  if (pending_ != nullptr) {
-    const auto failure = std::exchange(pending_, nullptr);
-    replyFailure(*failure);
-    return;
-  }
+  if (replyPending()) return;
   replied_ = true;
   replies_.send(kind_, wire::ErrorKind::kNone, sequence_, payload);
 }
 
-void Executor::replyFailure(const Failure& failure) {
+// `at` is the message in which it showed; 0: the one that is replied to, so nobody else's affair.
+void Executor::replyFailure(const Failure& failure, uint64_t at) {
   replied_ = true;
   std::string text = failure.text.substr(0, wire::kErrorTextBytesMax);
   const std::string name = failure.operator_name.substr(0, wire::kOperatorNameBytesMax);
-  std::vector<uint64_t> payload{failure.sequence, text.size(), name.size()};
+  std::vector<uint64_t> payload{failure.sequence, at, text.size(), name.size()};
   text.append(name);
-  payload.resize(3 + (text.size() + 7) / 8);
-  if (!text.empty()) std::memcpy(payload.data() + 3, text.data(), text.size());
+  const size_t head = payload.size();
+  payload.resize(head + (text.size() + 7) / 8);
+  if (!text.empty()) std::memcpy(payload.data() + head, text.data(), text.size());
   replies_.send(kind_, failure.kind, sequence_, payload);
 }
 

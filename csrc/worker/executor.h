@@ -102,7 +102,8 @@ class Executor {
 
   void fail(std::exception_ptr error, bool reply_now);
   void reply(const std::vector<uint64_t>& payload);
-  void replyFailure(const Failure& failure);
+  bool replyPending();
+  void replyFailure(const Failure& failure, uint64_t at);
 
   const memory::SharedMemory& host_;
   Arena* arena_;
@@ -119,6 +120,7 @@ class Executor {
   std::unique_ptr<Pager> pager_;  // of a device whose memory is ours to manage
   std::unique_ptr<Lookahead> lookahead_;
   std::shared_ptr<const Failure> pending_;  // the first failure that the client was not told of
+  uint64_t pending_at_ = 0;                 // the message in which it showed
 
   wire::Kind kind_ = wire::Kind::kPad;  // of the message that runs now
   uint64_t sequence_ = 0;
