@@ -108,8 +108,7 @@ def add_from(target: torch.Tensor, source: torch.Tensor) -> None:
 
 class Reading:
     """A number on its way here from the middle of a device's stream; what is issued after it does
-    not hold it up. It is NaN if it could not be computed and another thread was told why: a failure
-    is told to whoever asks first.
+    not hold it up.
 
     >>> loss = Reading(model(x).mean())
     >>> loss.value()
@@ -122,7 +121,7 @@ class Reading:
         self._arrived = record(source.device)
 
     def value(self) -> float:
-        """Waits for it; raises what went wrong on the device up to it."""
+        """Waits for it; raises what went wrong on the device up to it. NaN once the lease has ended."""
         self._arrived.synchronize()
         return self._host.item()
 
@@ -154,6 +153,13 @@ def heartbeat(device: torch.device) -> int | None:
     """What the device's worker has counted up to; None if nobody can tell."""
     lease = session.current()
     return lease.heartbeat(device.index - 1) if lease is not None else None
+
+
+def give_up(device: torch.device) -> None:
+    """Other devices stop waiting for this one, which does not go on."""
+    lease = session.current()
+    if lease is not None:
+        lease.give_up(device.index - 1)
 
 
 class Watch:

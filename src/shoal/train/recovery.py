@@ -140,7 +140,8 @@ class Recovery:
 
     def go_on_without(self, error: GroupLostError) -> None:
         """Gives a lost group up, or raises where the training cannot go on or is not to."""
-        self.lost.append(error)
+        if error not in self.lost:  # what `finish` raises comes by here again
+            self.lost.append(error)
         if self._on_lost != "continue" or len(self._replicas) == 1:
             raise error
         self._drop(error.group)
