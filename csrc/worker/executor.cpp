@@ -333,7 +333,9 @@ void Executor::load(Reader& reader) {
   if (offset > memory->bytes() || bytes > memory->bytes() - offset) {
     throw ProtocolError("a range lies outside of the reader's memory");
   }
-  memory_.copyIn(deviceRange(address, bytes, true).data, memory->data() + offset, bytes);
+  copyInto(address, bytes, [&] {
+    memory_.copyIn(deviceRange(address, bytes, true).data, memory->data() + offset, bytes);
+  });
   bytes_in_ += bytes;
 }
 

@@ -1,6 +1,7 @@
 // The memory in which a reader at this node puts samples for the session: a process that the device
 // server started beside the worker. It comes in one thread and is used in another. A reader that
-// has died may be followed by another, whose memory takes the place.
+// has died may be followed by another; what it had read may still be on its way to the device, so
+// the memory of the one before is kept.
 #pragma once
 
 #include <chrono>
@@ -29,7 +30,7 @@ class ReaderMemory {
   std::mutex mutex_;
   std::condition_variable came_;
   uint64_t number_ = 0;  // the first has 1
-  std::shared_ptr<const memory::SharedMemory> memory_;
+  std::shared_ptr<const memory::SharedMemory> memory_, before_;
 };
 
 }  // namespace shoal::worker

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import shoal
 import shoal.train
@@ -61,6 +64,29 @@ class Repeated(nn.Module):
         return self.last(torch.tanh(self.twice(torch.tanh(self.twice(self.first(x))))))
 
 
+class Checkpointed(nn.Module):
+    """Blocks that are computed again in the backward pass, with a value and a weight of the first
+    stage in all of them."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+        self.first = nn.Linear(4, 8)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.conv = nn.Conv1d(1, 1, 3, padding=1)
+        self.last = nn.Linear(8, 4)
+
+    def block(self, layer: nn.Module, x: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(layer(x) + 0.1 * first)
+        return self.conv(y.unsqueeze(1)).squeeze(1) @ self.first.weight @ self.first.weight.T
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = first = self.first(x)
+        for layer in self.blocks:
+            x = checkpoint(self.block, layer, x, first, use_reentrant=self.reentrant)
+        return self.last(x)
+
+
 def trained(model: nn.Module, devices: int, **options: Any) -> list[list[str]]:
     with shoal.train.worker_groups(1, devices) as groups:
         with shoal.train.Trainer(model, F.mse_loss, sgd(model), groups, **options) as trainer:
@@ -74,8 +100,18 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(12, 4, generator=g), torch.randn(12, 4, generator=g)
 
 
-@pytest.mark.parametrize(("kind", "devices"), [(Unet, 2), (Unet, 3), (Marked, 2), (Repeated, 2)])
-def test_any_forward_can_be_cut(kind: type[nn.Module], devices: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "devices"),
+    [
+        (Unet, 2),
+        (Unet, 3),
+        (Marked, 2),
+        (Repeated, 2),
+        pytest.param(partial(Checkpointed, False), 2, id="checkpointed x2"),
+        pytest.param(partial(Checkpointed, False), 3, id="checkpointed x3"),
+    ],
+)
+def test_any_forward_can_be_cut(kind: Callable[[], nn.Module], devices: int) -> None:
     torch.manual_seed(0)
     model, reference = kind(), kind()
     reference.load_state_dict(model.state_dict())
@@ -88,6 +124,12 @@ def test_any_forward_can_be_cut(kind: type[nn.Module], devices: int) -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert largest_difference(model, reference) < 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_reentrant_checkpointing_is_refused_with_what_to_do() -> None:
+    with pytest.raises(shoal.train.GroupError, match="use_reentrant=False"):
+        trained(Checkpointed(True), 2, micro_batches=3)
 
 
 def test_units_are_the_blocks_of_the_outermost_lists() -> None:

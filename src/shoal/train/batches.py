@@ -6,7 +6,10 @@ tensors have the samples in their first dimension.
 
 from __future__ import annotations
 
+import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,23 +23,40 @@ from shoal.train.errors import BatchError
 Loss = Callable[[Any, Any], torch.Tensor]
 
 
-class Numbered:
+class Numbered(ABC):
     """A batch, or a part of one, that is only numbers of samples until a device wants them
     (node_data.py)."""
 
+    @abstractmethod
     def __len__(self) -> int:
-        raise NotImplementedError
+        """Samples."""
 
+    @abstractmethod
     def split(self, counts: Sequence[int]) -> list[Numbered]:
-        raise NotImplementedError
+        """Parts of so many samples, in order."""
 
+    @abstractmethod
     def to_device(self, device: torch.device) -> Any:
-        raise NotImplementedError
+        """The samples as tensors of a device."""
+
+
+def _map(work: Callable[[Any], Any], batch: Any) -> Any:
+    """`work` done to every leaf. Runs several times a step, so what batches usually are is quick."""
+    if isinstance(batch, (torch.Tensor, np.ndarray)):
+        return work(batch)
+    kind = type(batch)
+    if kind is tuple:
+        return tuple([_map(work, part) for part in batch])
+    if kind is list:
+        return [_map(work, part) for part in batch]
+    if kind is dict:
+        return {key: _map(work, part) for key, part in batch.items()}
+    return pytree.tree_map(work, batch)  # named tuples, and whatever else torch knows
 
 
 def as_tensors(batch: Any) -> Any:
     """The batch with numpy arrays turned into tensors of the same memory."""
-    return pytree.tree_map(
+    return _map(
         lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, batch
     )
 
@@ -49,7 +69,8 @@ def size(batch: Any) -> int:
     """The number of samples; raises if the tensors disagree."""
     if isinstance(batch, Numbered):
         return len(batch)
-    sizes = [leaf.shape[0] for leaf in pytree.tree_leaves(batch) if _divisible(leaf)]
+    sizes: list[int] = []
+    _map(lambda leaf: sizes.append(leaf.shape[0]) if _divisible(leaf) else None, batch)
     if not sizes:
         raise BatchError(
             f"a batch holds tensors whose first dimension counts samples; this one is "
@@ -68,21 +89,22 @@ def split(batch: Any, counts: Sequence[int]) -> list[Any]:
     """Parts of so many samples, in order; no memory is copied."""
     if isinstance(batch, Numbered):
         return list(batch.split(counts))
-    leaves, spec = pytree.tree_flatten(batch)
-    parts = []
-    start = 0
-    for count in counts:
-        cut = [leaf.narrow(0, start, count) if _divisible(leaf) else leaf for leaf in leaves]
-        parts.append(pytree.tree_unflatten(cut, spec))
-        start += count
-    return parts
+    starts = itertools.accumulate(counts, initial=0)
+    return [
+        _map(partial(_narrow, start, count), batch)
+        for start, count in zip(starts, counts, strict=False)  # there is a start after the last
+    ]
+
+
+def _narrow(start: int, count: int, leaf: Any) -> Any:
+    return leaf.narrow(0, start, count) if _divisible(leaf) else leaf
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch on a device; pinned memory is sent without waiting."""
     if isinstance(batch, Numbered):
         return batch.to_device(device)
-    return pytree.tree_map(
+    return _map(
         lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf,
         batch,
     )

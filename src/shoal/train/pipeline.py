@@ -58,6 +58,9 @@ class PipelineReplica(Replica):
         self._members = [group.members[stage.device] for stage in plan.stages]
         self.devices = [member.device for member in self._members]
         super().__init__(group, model, optimizer, objective, timeline)
+        # They are kept, so that no other tensor can have the identity of one of them.
+        self._tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
+        self._stage_of = {id(t): self.plan.stage_of.get(n, 0) for n, t in self._tensors}
         self._hooks = watch_modules(model, list(plan.begins))
         self.unwatched = frozenset(  # nobody wants to be told of their gradients
             id(p) for p in model.parameters() if not p._post_accumulate_grad_hooks
@@ -77,8 +80,7 @@ class PipelineReplica(Replica):
         return device
 
     def _weights(self) -> Weights:
-        names = [*self.model.named_parameters(), *self.model.named_buffers()]
-        return Weights({id(t): self.plan.stage_of.get(n, 0) for n, t in names})
+        return Weights(self._stage_of)
 
     def forward_backward(
         self, parts: Sequence[Part], context: StepContext
@@ -187,16 +189,15 @@ class _PipelineStep:
             assert run.gradients is not None
             late = run.gradients.waiting(stage)
             self._context.exchange.arm(self._context.slot, device, late)
-        set_current(device)
         if stage == len(self._devices) - 1:
             assert run.loss is not None
+            loss, run.loss = run.loss, None
             weight = self._parts[micro].weight * self._context.scale
-            (run.loss * weight).backward()  # type: ignore[no-untyped-call]
-            run.loss = None
+            run.backward(stage, [loss], [torch.full_like(loss, weight)])
         else:
-            sources, grads = run.outgoing(stage)
-            if sources:
-                torch.autograd.backward(sources, grads)
+            values, grads = run.outgoing(stage)
+            if values:
+                run.backward(stage, values, grads)
         if stage == 0:
             run.edges.clear()  # its activations are free, but for what weights still need
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
@@ -150,6 +151,7 @@ class Run(Tracer):
         self._weights = weights
         self._on_stage_done = on_stage_done
         self._moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._again = False
 
     @property
     def device(self) -> torch.device:
@@ -170,6 +172,21 @@ class Run(Tracer):
         self._leave()
         self.loss = loss
         return loss
+
+    def backward(
+        self, stage: int, values: Sequence[torch.Tensor], grads: Sequence[torch.Tensor]
+    ) -> None:
+        """Issues the stage's backward pass from values that left it. What it computes again
+        (checkpointing) uses tensors of other stages as the forward pass did."""
+        self.stage, self._again = stage, True
+        set_current(self.device)
+        with _Relocate(self):
+            # Not torch.autograd.backward: as a torch function it would run without the mode.
+            _engine_run_backward(
+                tuple(values), tuple(grads), False, False, (),
+                allow_unreachable=True, accumulate_grad=True,
+            )  # fmt: skip
+        self._moved.clear()
 
     def reached(self, name: str, inputs: Sequence[torch.Tensor]) -> None:
         stage = self._begins.get(name, 0)
@@ -195,11 +212,11 @@ class Run(Tracer):
             return found[1]
         if id(tensor) in self._weights.stage_of:
             moved = self._weights.copy_for(self.stage, tensor, self.device)
-        elif tensor.requires_grad:
+        elif tensor.requires_grad and torch.is_grad_enabled() and not self._again:
             moved = tensor.detach().to(self.device).requires_grad_()
             origin = self._devices.index(tensor.device)
             self.edges[self.stage].append(Edge(tensor, origin, moved))
-        else:
+        else:  # of no interest to autograd, or part of a graph that begins and ends with this stage
             moved = tensor.to(self.device)
         self._moved[id(tensor)] = tensor, moved  # the source stays alive, so its id stays its own
         return moved
@@ -231,6 +248,12 @@ class _Relocate(TorchFunctionMode):
         run = self._run
         if func in _ASKS or getattr(func, "__name__", "") == "__get__":
             return func(*args, **kwargs)
+        if func is torch.autograd.backward:
+            raise CannotCut(
+                "a model in stages cannot use reentrant checkpointing, which hides from a stage where "
+                "it begins. Use torch.utils.checkpoint.checkpoint(…, use_reentrant=False); of Hugging "
+                "Face models: model.gradient_checkpointing_enable({'use_reentrant': False})"
+            )
         if run.stage > 0:
             args, kwargs = self._relocated(func, args, kwargs)
         if run.gradients is not None:

@@ -114,8 +114,9 @@ class _Product(torch.autograd.Function):
         transposed: bool,
         later: list[Work] | None,
     ) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.transposed, ctx.later = transposed, later
+        # The parameter itself, whose gradient is set: saved, it may come back as another tensor.
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.transposed, ctx.later = weight, transposed, later
         if transposed:
             return F.linear(x, weight, bias)
         assert bias is not None
@@ -123,7 +124,13 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        x, weight = ctx.saved_tensors
+        (x,) = ctx.saved_tensors  # which may be computed again now, as the forward pass was
+        with torch._C.DisableTorchFunction():
+            return _Product._gradients(ctx, grad, x)
+
+    @staticmethod
+    def _gradients(ctx: Any, grad: torch.Tensor, x: torch.Tensor) -> Any:
+        weight = ctx.weight
         to_x = to_bias = None
         if ctx.needs_input_grad[0]:
             factor = weight.to(grad.dtype)
@@ -151,14 +158,21 @@ class _Convolution(torch.autograd.Function):
         groups: int,
         later: list[Work] | None,
     ) -> torch.Tensor:
-        ctx.save_for_backward(x, weight, bias)
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.bias = weight, bias
         ctx.geometry = stride, padding, dilation, False, [0] * len(stride), groups
         ctx.later = later
         return func(x, weight, bias, stride, padding, dilation, groups)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        x, weight, bias = ctx.saved_tensors
+        (x,) = ctx.saved_tensors
+        with torch._C.DisableTorchFunction():
+            return _Convolution._gradients(ctx, grad, x)
+
+    @staticmethod
+    def _gradients(ctx: Any, grad: torch.Tensor, x: torch.Tensor) -> Any:
+        weight, bias = ctx.weight, ctx.bias
         inputs, factor = x.to(grad.dtype), weight.to(grad.dtype)
         sizes = None if bias is None else list(bias.shape)
         back = partial(
