@@ -1,5 +1,6 @@
 // Composite operators that are better not decomposed: recurrent layers run whole at the worker, and
-// attention picks the worker's fused kernel.
+// attention picks the worker's fused kernel. And what programs expect of any accelerator, though a
+// CPU worker has it not.
 #include "client/composites.h"
 
 #include <ATen/Context.h>
@@ -31,6 +32,26 @@ class WholeKernel final : public c10::OperatorKernel {
                   torch::jit::Stack* stack) {
     if (g_whole_rnn.load(std::memory_order_relaxed)) return dispatchWithGraph(info_, stack);
     op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
+  }
+
+ private:
+  const OperatorInfo info_;
+};
+
+// histc of integers: accelerators have it, and programs that see a device other than "cpu" use it.
+class CountIntegers final : public c10::OperatorKernel {
+ public:
+  explicit CountIntegers(const c10::OperatorHandle& op) : info_(op) {}
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    at::Tensor input = torch::jit::peek(*stack, 0, 4).toTensor();
+    const at::ScalarType type = input.scalar_type();
+    const bool on_cpu = sessionOf(input).deviceMember(input.device().index()).options().is_cpu;
+    if (!on_cpu || !at::isIntegralType(type, /*includeBool=*/false)) {
+      return dispatchCall(info_, stack);
+    }
+    torch::jit::peek(*stack, 0, 4) = input.to(at::kDouble);
+    dispatchCall(info_, stack);
+    stack->back() = stack->back().toTensor().to(type);
   }
 
  private:
@@ -174,6 +195,11 @@ void registerComposites() {
           ("aten::" + full.substr(0, dot)).c_str(), overload.c_str());
       library->impl(name,
                     torch::CppFunction::makeFromBoxedFunctor(std::make_unique<WholeKernel>(op)));
+    }
+    if (dispatch_key == c10::DispatchKey::PrivateUse1) {
+      const auto histc = c10::Dispatcher::singleton().findSchemaOrThrow("aten::histc", "");
+      library->impl("histc", torch::CppFunction::makeFromBoxedFunctor(
+                                 std::make_unique<CountIntegers>(histc)));
     }
     library->impl("_thnn_fused_lstm_cell", lstmCell);
     library->impl("_thnn_fused_gru_cell", gruCell);

@@ -202,6 +202,14 @@ def test_control_flow_on_values() -> None:
     assert [row.sum().item() for row in torch.eye(2, device="shoal")] == [1.0, 1.0]
 
 
+def test_integers_are_counted_as_on_any_accelerator() -> None:
+    """Local CPU counts floating-point numbers only; Hugging Face's experts count integers elsewhere."""
+    numbers = torch.tensor([0, 2, 2, 3, 1, 2], dtype=torch.int32)
+    counted = torch.histc(numbers.to("shoal"), bins=4, min=0, max=3)
+    assert counted.dtype == torch.int32
+    assert counted.tolist() == torch.histc(numbers.float(), bins=4, min=0, max=3).tolist()
+
+
 def test_numbers_and_host_scalars_mix_with_device_tensors() -> None:
     agree(lambda x: [x + 1, 2.5 * x, x / torch.tensor(3.0), torch.tensor(2) ** x, x + (1 + 2j)], A)
 
