@@ -2,7 +2,9 @@
 
 Two groups train; a thread sends the signal in the middle of it and notes when. A device elsewhere
 (here by the network's way over loopback) that is stopped is first named in the log, for its silence
-may be the network's, and is lost when its connection gives it up.
+may be the network's, and is lost when its connection gives it up. With on_lost="save" the error
+waits until the others have let go of the step, and with "continue" there is none: what counts is
+when the step was done without the lost group.
 
     python -m bench.train_faults [--rounds 5] [--output bench/results/train-faults.json]
 """
@@ -29,6 +31,7 @@ from tests.support.standing import StandingPool
 import shoal
 import shoal.train
 from bench.models import Gpt
+from shoal.train.recovery import OnLost
 
 DEVICE = "cpu,threads=1,memory=256MiB"
 VICTIM = 1
@@ -58,7 +61,7 @@ class Named(logging.Handler):
 def trained_until_lost(
     trainer: shoal.train.Trainer, strike: Callable[[], None]
 ) -> tuple[float, shoal.train.GroupLostError]:
-    """When the error came, and what it says."""
+    """When the error came, or the training went on without the group; and what the error says."""
     text = torch.randint(LETTERS, (BATCH, CONTEXT + 1))
     batch = text[:, :-1], text[:, 1:]
     for _ in range(WARM):
@@ -70,6 +73,8 @@ def trained_until_lost(
             trainer.step(batch)
         except shoal.train.GroupLostError as error:
             return time.monotonic(), error
+        if trainer.lost:  # it went on
+            return time.monotonic(), trainer.lost[0]
     raise click.ClickException(f"nobody noticed within {GIVE_UP_S:g} s")
 
 
@@ -77,7 +82,9 @@ def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
-def fault(connect: Callable[[], shoal.Lease], which: signal.Signals) -> dict[str, float]:
+def fault(
+    connect: Callable[[], shoal.Lease], which: signal.Signals, on_lost: OnLost
+) -> dict[str, float]:
     """Seconds from the signal to the error, and to the log's line if there was one."""
     lease = connect()
     victim = lease.worker_pids[VICTIM]
@@ -93,7 +100,7 @@ def fault(connect: Callable[[], shoal.Lease], which: signal.Signals) -> dict[str
     logging.getLogger("shoal.train").addHandler(named)
     try:
         with shoal.train.worker_groups(2) as groups:
-            trainer = shoal.train.Trainer(model, loss, optimizer, groups)
+            trainer = shoal.train.Trainer(model, loss, optimizer, groups, on_lost=on_lost)
             with suppress(shoal.DeviceLostError), trainer:
                 at, error = trained_until_lost(trainer, strike)
     finally:
@@ -110,12 +117,16 @@ def fault(connect: Callable[[], shoal.Lease], which: signal.Signals) -> dict[str
 
 
 def rounds_of(
-    count: int, connect: Callable[[], shoal.Lease], which: signal.Signals, ready: Callable[[], None]
+    count: int,
+    connect: Callable[[], shoal.Lease],
+    which: signal.Signals,
+    on_lost: OnLost,
+    ready: Callable[[], None],
 ) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for _ in range(count):
         ready()
-        for key, seconds in fault(connect, which).items():
+        for key, seconds in fault(connect, which, on_lost).items():
             found.setdefault(key, []).append(seconds)
     return found
 
@@ -129,7 +140,7 @@ def lines(results: Results) -> list[str]:
         return f"{statistics.median(found[key]):.2f} s ({max(found[key]):.2f})"
 
     return [
-        "| worker | named in the log | named by `GroupLostError` |",
+        "| worker | named in the log | named by `GroupLostError`, or gone on without |",
         "|---|---:|---:|",
         *(f"| {n} | {cell(f, 'log')} | {cell(f, 'error')} |" for n, f in results.items()),
     ]
@@ -153,10 +164,17 @@ def main(rounds: int, output: Path | None) -> None:
                     pool.network_url, devices=2, memory="200MiB", transport="network"
                 )
 
-            for where, connect in (("on this machine", near), ("reached by network", far)):
+            ways: list[tuple[str, Callable[[], shoal.Lease], OnLost]] = [
+                ("on this machine", near, "stop"),
+                ('on this machine, `on_lost="save"`', near, "save"),
+                ('on this machine, `on_lost="continue"`', near, "continue"),
+                ("reached by network", far, "stop"),
+            ]
+            for where, connect, on_lost in ways:
                 for which, word in FAULTS.items():
-                    name = f"{word}, {where}"
-                    results[name] = rounds_of(rounds, connect, which, lambda: pool.until_whole(2))
+                    results[f"{word}, {where}"] = rounds_of(
+                        rounds, connect, which, on_lost, lambda: pool.until_whole(2)
+                    )
     print("\n".join(lines(results)))
     if output is not None:
         output.write_text(json.dumps(results, indent=1) + "\n")

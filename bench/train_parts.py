@@ -2,7 +2,8 @@
 
 - controller: a message from the program to two groups and back, which a step needs once;
 - exchange: 12 MB of gradients of two devices summed and brought back to both, beside Gloo's
-  all-reduce between two processes;
+  all-reduce between two processes, and beside two processes that do nothing but add and copy in
+  memory that they share;
 - slowdown: what the groups reach, step by step, after half of one device's core was taken away, over
   the sum of what the devices can do then; the median of several times.
 """
@@ -15,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -26,6 +28,7 @@ from rich.table import Table
 import shoal
 import shoal.train
 from bench.train_peers import adamw, loss_of, made
+from shoal.train.devices import add_from
 
 RESULTS = Path(__file__).parent / "results" / "train-parts.json"
 GRADIENTS = 3 * 10**6  # float32: 12 MB
@@ -43,6 +46,29 @@ for _ in range(40):
     dist.barrier()
     start = time.perf_counter()
     dist.all_reduce(x)
+    times.append(time.perf_counter() - start)
+print(sorted(times)[20])
+"""
+BARE = """
+import mmap, sys, time, torch
+rank, size = int(sys.argv[1]), int(sys.argv[3]); torch.set_num_threads(1)
+memory = mmap.mmap(int(sys.argv[2]), 8 * size + 16)
+x = torch.frombuffer(memory, dtype=torch.float32, count=2 * size).view(2, size)
+turns = torch.frombuffer(memory, dtype=torch.int64, offset=8 * size, count=2)
+turn, half = 0, size // 2
+own, other = slice(rank * half, (rank + 1) * half), slice((1 - rank) * half, (2 - rank) * half)
+def meet():
+    global turn
+    turn += 1; turns[rank] = turn
+    while turns[1 - rank] < turn: pass
+times = []
+for _ in range(40):
+    meet()
+    start = time.perf_counter()
+    x[rank, own].add_(x[1 - rank, own])
+    meet()
+    x[rank, other].copy_(x[1 - rank, other])
+    meet()
     times.append(time.perf_counter() - start)
 print(sorted(times)[20])
 """
@@ -69,7 +95,7 @@ def exchange_ms(groups: shoal.train.WorkerGroups) -> float:
         start = time.perf_counter()
         for i, other in ((0, 1), (1, 0)):
             own = ours[i][i * half : (i + 1) * half]
-            own.add_(ours[other][i * half : (i + 1) * half].to(own.device, non_blocking=True))
+            add_from(own, ours[other][i * half : (i + 1) * half])
         for i, other in ((0, 1), (1, 0)):
             theirs = ours[other][other * half : (other + 1) * half]
             ours[i][other * half : (other + 1) * half].copy_(theirs, non_blocking=True)
@@ -78,17 +104,32 @@ def exchange_ms(groups: shoal.train.WorkerGroups) -> float:
     return statistics.median(times) * 1e3
 
 
-def gloo_ms(port: int = 29731) -> float:
+def two_processes_ms(program: str, place: str, files: Sequence[int] = ()) -> float:
+    """The slower of two ranks of a program that prints its seconds."""
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", GLOO, str(rank), str(port), str(GRADIENTS)],
+            [sys.executable, "-c", program, str(rank), place, str(GRADIENTS)],
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
+            pass_fds=files,
         )
         for rank in range(2)
     ]
     return max(float(rank.communicate()[0]) for rank in ranks) * 1e3
+
+
+def gloo_ms(port: int = 29731) -> float:
+    return two_processes_ms(GLOO, str(port))
+
+
+def bare_ms() -> float:
+    memory = os.memfd_create("gradients", 0)
+    try:
+        os.ftruncate(memory, 2 * 4 * GRADIENTS + 16)
+        return two_processes_ms(BARE, str(memory), (memory,))
+    finally:
+        os.close(memory)
 
 
 def slowdown(worker_pids: list[int], name: str) -> list[float]:
@@ -130,6 +171,7 @@ def main(model: str) -> None:
                 "exchange_ms": exchange_ms(groups),
             }
         results["gloo_ms"] = gloo_ms()
+        results["bare_ms"] = bare_ms()
         runs = [slowdown(list(lease.worker_pids), model) for _ in range(SLOWDOWNS)]
         results["after_slowdown"] = [statistics.median(step) for step in zip(*runs, strict=True)]
     table = Table("part", "measured")

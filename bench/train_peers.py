@@ -1,7 +1,7 @@
 """The programs that `bench.train` compares: each rank is a process that runs steps when told to.
 
-`python -m bench.train_peers ROLE MODEL RANK WORLD PORT SPEED` reads a number of steps from each line
-of its input and answers with the seconds that they took.
+`python -m bench.train_peers ROLE MODEL RANK PORT SPEEDS` reads a number of steps from each line of its
+input and answers with the seconds that they took. SPEEDS are those of all ranks: `1.0,0.45`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,8 +43,38 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 
 
-def part(batch: Batch, rank: int, world: int) -> Batch:
-    return batch[0].chunk(world)[rank], batch[1].chunk(world)[rank]
+@dataclass(frozen=True)
+class Rank:
+    """One of the processes of a peer."""
+
+    number: int
+    speeds: tuple[float, ...]  # of all
+
+    @property
+    def speed(self) -> float:
+        return self.speeds[self.number]
+
+    @property
+    def world(self) -> int:
+        return len(self.speeds)
+
+    def part(self, batch: Batch) -> Batch:
+        """An equal part of the batch."""
+        return batch[0].chunk(self.world)[self.number], batch[1].chunk(self.world)[self.number]
+
+    def part_by_speed(self, batch: Batch) -> Batch:
+        sizes = shares(len(batch[0]), self.speeds)
+        return batch[0].split(sizes)[self.number], batch[1].split(sizes)[self.number]
+
+
+def shares(samples: int, speeds: Sequence[float]) -> list[int]:
+    """Whole samples in the proportion of the speeds; the last takes the rest.
+
+    >>> shares(64, [1.0, 0.45])
+    [44, 20]
+    """
+    sizes = [round(samples * speed / sum(speeds)) for speed in speeds]
+    return [*sizes[:-1], samples - sum(sizes[:-1])]
 
 
 def plain_step(model: nn.Module, batch: Batch, speed: float = 1.0) -> Step:
@@ -63,52 +94,62 @@ def plain_step(model: nn.Module, batch: Batch, speed: float = 1.0) -> Step:
     return step
 
 
-def single(name: str, rank: int, world: int, speed: float) -> Step:
+def single(name: str, rank: Rank) -> Step:
     model, batch = made(name)
-    return plain_step(model, batch, speed)
+    return plain_step(model, batch)
 
 
-def independent(name: str, rank: int, world: int, speed: float) -> Step:
-    """A part of the batch and nothing exchanged: the ceiling."""
+def independent(name: str, rank: Rank) -> Step:
+    """A part of the batch by the rank's speed, and nothing exchanged: the ceiling. A slow device takes
+    its time for the whole step."""
     model, batch = made(name)
-    return plain_step(model, part(batch, rank, world), speed)
+    quick = plain_step(model, rank.part_by_speed(batch))
+
+    def step() -> None:
+        start = time.perf_counter()
+        quick()
+        time.sleep((time.perf_counter() - start) * (1 / rank.speed - 1))
+
+    return step
 
 
-def ddp(name: str, rank: int, world: int, speed: float) -> Step:
+def ddp(name: str, rank: Rank) -> Step:
     from torch.nn.parallel import DistributedDataParallel
 
     model, batch = made(name)
-    return plain_step(DistributedDataParallel(model), part(batch, rank, world), speed)
+    return plain_step(DistributedDataParallel(model), rank.part(batch), rank.speed)
 
 
-def fsdp2(name: str, rank: int, world: int, speed: float) -> Step:
+def fsdp2(name: str, rank: Rank) -> Step:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     model, batch = made(name)
-    mesh = init_device_mesh("cpu", (world,))
+    mesh = init_device_mesh("cpu", (rank.world,))
     for module in model.modules():
         if isinstance(module, nn.ModuleList):
             for block in module:
                 fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    return plain_step(model, part(batch, rank, world), speed)
+    return plain_step(model, rank.part(batch), rank.speed)
 
 
-def pipelining(name: str, rank: int, world: int, speed: float) -> Step:
+def pipelining(name: str, rank: Rank) -> Step:
     """torch.distributed.pipelining, 1F1B, cut into stages of about equal cost."""
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     model, batch = made(name)
-    stage = in_stages(name, model)[rank]
+    stage = in_stages(name, model)[rank.number]
     optimizer = adamw(stage)
     schedule = Schedule1F1B(
-        PipelineStage(stage, rank, world, torch.device("cpu")), MICRO_BATCHES, loss_fn=loss_of
+        PipelineStage(stage, rank.number, rank.world, torch.device("cpu")),
+        MICRO_BATCHES,
+        loss_fn=loss_of,
     )
 
     def step() -> None:
         losses: list[Any] = []
-        if rank == 0:
+        if rank.number == 0:
             schedule.step(batch[0])
         else:
             schedule.step(target=batch[1], losses=losses)
@@ -169,12 +210,13 @@ ROLES = {
 
 
 def main() -> None:
-    role, name, rank, world, port, speed = sys.argv[1:]
+    role, name, number, port, speeds = sys.argv[1:]
+    rank = Rank(int(number), tuple(map(float, speeds.split(","))))
     torch.set_num_threads(1)
     if role in ("DDP", "FSDP2", "pipelining 1F1B"):
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        torch.distributed.init_process_group("gloo", rank=int(rank), world_size=int(world))
-    step = ROLES[role](name, int(rank), int(world), float(speed))
+        torch.distributed.init_process_group("gloo", rank=rank.number, world_size=rank.world)
+    step = ROLES[role](name, rank)
     step()
     print("ready", flush=True)
     for line in sys.stdin:

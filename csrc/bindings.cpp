@@ -153,6 +153,10 @@ void bindClient(py::module_& m) {
   m.def("device_count", [] { return static_cast<int>(Devices::get().count()); });
   m.def("current_device", [] { return static_cast<int>(Devices::current()); });
   m.def("set_device", [](int index) { Devices::setCurrent(static_cast<c10::DeviceIndex>(index)); });
+  m.def("give_up", [](int index) {
+    const auto device = static_cast<c10::DeviceIndex>(index);
+    Devices::get().sessionWith(device).deviceMember(device).giveUp();
+  });
   m.def(
       "synchronize",
       [](int index) {

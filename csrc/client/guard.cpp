@@ -24,6 +24,7 @@ struct Event {
   uint32_t session;
   c10::DeviceIndex index;
   c10::SmallVector<uint64_t, 2> sequences;  // by member of the device
+  c10::SmallVector<uint64_t, 2> told;       // by member: the last failure that was told before it
 };
 
 Session* aliveSession(const Event& event) {
@@ -101,12 +102,14 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
               const c10::EventFlag) const override {
     const c10::DeviceIndex index = stream.device_index();
     Session& session = Devices::get().sessionWith(index);
-    if (*event == nullptr) *event = new Event{g_next_event++, 0, 0, {}};
+    if (*event == nullptr) *event = new Event{g_next_event++, 0, 0, {}, {}};
     auto* recorded = static_cast<Event*>(*event);
     recorded->session = session.number();
     recorded->index = index;
     recorded->sequences.clear();
+    recorded->told.clear();
     for (Stream* member : membersOf(session, index)) {
+      recorded->told.push_back(member->lastTold());
       recorded->sequences.push_back(member->post(wire::Kind::kEventRecord, {recorded->number}));
     }
   }
@@ -133,6 +136,8 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
       // An accelerator's worker is past a message when it has issued the call.
       if (!members[i]->options().is_cpu) members[i]->synchronize();
       members[i]->waitCompleted(recorded->sequences[i]);
+      // Whoever waits for what failed learns of it, also if another thread asked first.
+      members[i]->raiseTold(recorded->told[i], recorded->sequences[i]);
     }
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {

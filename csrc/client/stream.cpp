@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 #include <thread>
 
 #include "client/errors.h"
@@ -24,6 +25,7 @@ constexpr int64_t kSpinUs = 200;  // an answer is usually this near; a sleeping 
 constexpr int64_t kSliceMs = 50;
 constexpr size_t kStashMax = 1024;  // replies for other threads: as many as may wait at once
 constexpr size_t kUnsentFreesMax = 64;
+constexpr size_t kToldMax = 16;  // failures that are kept for threads that wait for older events
 
 thread_local uint64_t t_line = 0;  // token of the line that this thread noted last
 
@@ -223,7 +225,10 @@ Stream::Payload Stream::await(uint64_t sequence) {
     const auto error = static_cast<wire::ErrorKind>(wire::headerFlags(reply_[0]));
     Payload payload(reply_.begin() + 2, reply_.end());
     held.unlock();
-    if (error != wire::ErrorKind::kNone) raise(error, payload);
+    if (error != wire::ErrorKind::kNone) {
+      remember(error, payload);
+      raise(error, payload);
+    }
     return payload;
   }
 }
@@ -239,9 +244,31 @@ Stream::Payload Stream::request(Kind kind, std::initializer_list<uint64_t> words
   return await(sequence);
 }
 
+void Stream::remember(wire::ErrorKind kind, const Payload& payload) {
+  if (payload.size() < 2) return;
+  const uint64_t at = payload[1];  // 0: the reply's own message failed, which nobody else waits for
+  if (at == 0) return;
+  const std::lock_guard held(told_mutex_);
+  told_.emplace(at, Told{kind, payload});
+  if (told_.size() > kToldMax) told_.erase(told_.begin());
+  last_told_.store(told_.rbegin()->first, std::memory_order_release);
+}
+
+void Stream::raiseTold(uint64_t after, uint64_t until) {
+  if (lastTold() <= after) return;
+  std::optional<Told> found;
+  {
+    const std::lock_guard held(told_mutex_);
+    const auto first = told_.upper_bound(after);
+    if (first != told_.end() && first->first <= until) found = first->second;
+  }
+  if (found) raise(found->kind, found->payload);
+}
+
 void Stream::raise(wire::ErrorKind kind, const Payload& payload) {
   wire::Reader reader(payload.data(), payload.size());
   const uint64_t sequence = reader.word("failed call");
+  reader.word("message");  // in which it showed: see remember
   const uint64_t text_bytes = reader.word("text");
   const uint64_t name_bytes = reader.word("name");
   const auto both = reader.bytes(text_bytes + name_bytes,

@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -108,6 +109,11 @@ class Stream {
   bool devicePast(uint64_t event);
   bool hasFailed() const { return progress_->failed.load(std::memory_order_relaxed) != 0; }
   void waitCompleted(uint64_t sequence);
+  // A failure is told once, with the next reply, to whichever thread gets it. Others learn of it by
+  // this: raises a failure that showed in messages (after, until], if one was told.
+  void raiseTold(uint64_t after, uint64_t until);
+  // The last message of which it was told that a failure showed in it; 0: none.
+  uint64_t lastTold() const { return last_told_.load(std::memory_order_acquire); }
   // Between two events that the worker has passed.
   Elapsed elapsed(uint64_t start_event, uint64_t end_event);
   // Raises DeviceLostError if the worker is gone, for those who read its memory without a message.
@@ -121,6 +127,9 @@ class Stream {
   Traffic& traffic(const Lock&) { return traffic_; }
 
   // --- state
+  // Workers of the lease on this machine wait for this one no more, unless it shows signs of life:
+  // for who knows sooner than they that it does not go on.
+  void giveUp() { transport::giveUp(*progress_); }
   void close() noexcept;
   void abandon() noexcept;  // in a forked child: lets go of the socket, tells nobody
   // Raises DeviceLostError if the worker is gone or the lease has ended.
@@ -132,6 +141,7 @@ class Stream {
  private:
   uint64_t* reserve(wire::Kind kind, size_t words, uint16_t flags);
   void sendFrees();
+  void remember(wire::ErrorKind kind, const Payload& payload);
   void checkAlive();
   void markLost(const std::string& reason);
   [[noreturn]] void raise(wire::ErrorKind kind, const Payload& payload);
@@ -157,6 +167,14 @@ class Stream {
   std::mutex reply_mutex_;
   std::unordered_map<uint64_t, std::vector<uint64_t>> stash_;
   std::vector<uint64_t> reply_;
+
+  struct Told {
+    wire::ErrorKind kind;
+    Payload payload;
+  };
+  std::mutex told_mutex_;
+  std::map<uint64_t, Told> told_;  // the latest ones, by the message in which they showed
+  std::atomic<uint64_t> last_told_{0};
 
   std::atomic<bool> lost_{false};
   std::atomic<bool> closed_{false};

@@ -12,10 +12,16 @@
 namespace shoal::client {
 namespace {
 
-// Row numbers as one line of positive ones.
-at::Tensor flatIndex(const at::Tensor& index, int64_t size) {
-  const at::Tensor flat = index.reshape({-1}).to(at::kLong);
-  return at::where(flat.lt(0), flat + size, flat);
+// Row numbers as one line.
+at::Tensor flatIndex(const at::Tensor& index) {
+  TORCH_CHECK(index.scalar_type() == at::kLong || index.scalar_type() == at::kInt,
+              "Expected dtype int32 or int64 for index");
+  return index.reshape({-1}).to(at::kLong);
+}
+
+// As in Python: negative numbers count from the end.
+at::Tensor fromStart(const at::Tensor& index, int64_t size) {
+  return at::where(index.lt(0), index + size, index);
 }
 
 // Which of the numbers are in these rows.
@@ -25,26 +31,34 @@ at::Tensor chosen(const at::Tensor& index, const Rows& rows) {
       .squeeze(1);
 }
 
-void checkAllFound(int64_t found, const at::Tensor& index) {
-  TORCH_CHECK_INDEX(found == index.numel(), "index out of range in self");
+enum class Raises { kIndexError, kRuntimeError };  // torch's operators differ in that
+
+// Raises what local torch raises for a number outside of [least, size), before anything is written.
+// It waits for the device; so do all who share numbers out among blocks.
+void checkIndex(const at::Tensor& index, int64_t least, int64_t size, Raises raises) {
+  const at::Tensor outside = index.masked_select(at::logical_or(index.lt(least), index.ge(size)));
+  if (outside.numel() == 0) return;
+  const std::string text =
+      c10::str("index out of range in self: index ", outside[0].item<int64_t>(),
+               " is out of bounds for dimension 0", " with size ", size);
+  TORCH_CHECK_INDEX(raises != Raises::kIndexError, text);
+  TORCH_CHECK(false, text);
 }
 
 // --- reading rows
 
 at::Tensor takeRows(const at::Tensor& self, const at::Tensor& index) {
   auto sizes = self.sizes().vec();
-  const at::Tensor flat = flatIndex(index, self.size(0));
+  const at::Tensor flat = flatIndex(index);
+  checkIndex(flat, 0, self.size(0), Raises::kIndexError);
   sizes[0] = flat.numel();
   at::Tensor out = at::empty(sizes, self.options());
-  int64_t found = 0;
   for (const Rows& rows : rowsOf(self)) {
     const at::Tensor where = chosen(flat, rows);
     if (where.numel() == 0) continue;
-    found += where.numel();
     const at::Tensor local = flat.index_select(0, where) - rows.start;
     out.index_copy_(0, where, rows.block.index_select(0, local));
   }
-  checkAllFound(found, flat);
   return out;
 }
 
@@ -63,10 +77,20 @@ Done embedding(const Arguments& a) {
 Done indexSelect(const Arguments& a) {
   const at::Tensor& self = a[0].toTensor();
   if (rowsOf(self).empty() || wrapped(a[1].toInt(), self.dim()) != 0) return {};
+  TORCH_CHECK_INDEX(a[2].toTensor().dim() <= 1, "index_select(): Index is supposed to be a vector");
   return Tensors{takeRows(self, a[2].toTensor())};
 }
 
+void checkMask(const at::Tensor& mask, const at::Tensor& self, int64_t at) {
+  for (int64_t d = 0; d < mask.dim() && at + d < self.dim(); ++d) {
+    TORCH_CHECK_INDEX(mask.size(d) == self.size(at + d), "The shape of the mask ", mask.sizes(),
+                      " at index ", d, " does not match the shape of the indexed tensor ",
+                      self.sizes(), " at index ", at + d);
+  }
+}
+
 // The index tensors of `x[i, j, …]`, all of one length; empty if they are not the first dimensions.
+// Numbers of the first are rows; those of others are the operator's to check, block by block.
 Tensors leadingIndices(const c10::IValue& list, const at::Tensor& self) {
   Tensors found;
   bool ended = false;
@@ -80,10 +104,12 @@ Tensors leadingIndices(const c10::IValue& list, const at::Tensor& self) {
     at::Tensor index = item.toTensor();
     if (!index.device().is_privateuseone()) index = index.to(self.device());
     if (index.scalar_type() == at::kBool) {
+      checkMask(index, self, dim);
       for (const at::Tensor& places : index.nonzero().unbind(1)) found.push_back(places);
       dim += index.dim();
     } else {
-      found.push_back(at::where(index.lt(0), index + self.size(dim), index));
+      if (dim == 0) checkIndex(index, -self.size(0), self.size(0), Raises::kIndexError);
+      found.push_back(dim == 0 ? fromStart(index, self.size(0)) : index);
       ++dim;
     }
   }
@@ -111,14 +137,11 @@ Done index(const Arguments& a) {
   std::vector<int64_t> sizes{first.numel()};
   sizes.insert(sizes.end(), inner.begin(), inner.end());
   at::Tensor out = at::empty(sizes, self.options());
-  int64_t found = 0;
   for (const Rows& rows : all) {
     const at::Tensor where = chosen(first, rows);
     if (where.numel() == 0) continue;
-    found += where.numel();
     out.index_copy_(0, where, at::index(rows.block, indexList(indices, where, rows)));
   }
-  checkAllFound(found, first);
   sizes = indices[0].sizes().vec();
   sizes.insert(sizes.end(), inner.begin(), inner.end());
   return Tensors{out.view(sizes)};
@@ -130,11 +153,15 @@ Done gather(const Arguments& a) {
   const std::vector<Rows> all = rowsOf(self);
   if (all.empty() || wrapped(a[1].toInt(), self.dim()) != 0) return {};
   at::Tensor out = at::empty(index.sizes(), self.options());
+  const at::Tensor known = at::logical_and(index.ge(0), index.lt(self.size(0)));
   for (const Rows& rows : all) {
     const at::Tensor local = index - rows.start;
     const at::Tensor inside = at::logical_and(local.ge(0), local.lt(rows.count));
-    const at::Tensor picked = rows.block.gather(0, local.clamp(0, rows.count - 1));
-    out = at::where(inside, picked, out);
+    at::Tensor places = local.clamp(0, rows.count - 1);
+    // A number that is no row's goes to the first block as it is: there the operator refuses it on
+    // the device, and nobody waits here.
+    if (rows.start == 0) places = at::where(known, places, index);
+    out = at::where(inside, rows.block.gather(0, places), out);
   }
   return Tensors{out};
 }
@@ -178,58 +205,58 @@ Done indexPut(const Arguments& a) {
   std::vector<int64_t> flat{first.numel()};
   flat.insert(flat.end(), inner.begin(), inner.end());
   const at::Tensor values = a[2].toTensor().to(self.device()).expand(sizes).reshape(flat);
-  int64_t found = 0;
   for (const Rows& rows : all) {
     const at::Tensor where = chosen(first, rows);
     if (where.numel() == 0) continue;
-    found += where.numel();
     at::Tensor block = rows.block;
     at::index_put_(block, indexList(indices, where, rows), values.index_select(0, where),
                    a[3].toBool());
   }
-  checkAllFound(found, first);
   return Tensors{self};
 }
 
 // index_add_, index_copy_ and index_fill_ along the first dimension: `write(block, index, which)`.
 template <typename Write>
-Done eachIndexed(const Arguments& a, const Write& write) {
+Done eachIndexed(const Arguments& a, bool from_end, Raises raises, const Write& write) {
   at::Tensor self = a[0].toTensor();
   const std::vector<Rows> all = rowsOf(self);
   if (all.empty() || wrapped(a[1].toInt(), self.dim()) != 0) return {};
-  const at::Tensor flat = flatIndex(a[2].toTensor(), self.size(0));
-  int64_t found = 0;
+  const int64_t size = self.size(0);
+  at::Tensor flat = flatIndex(a[2].toTensor());
+  checkIndex(flat, from_end ? -size : 0, size, raises);
+  if (from_end) flat = fromStart(flat, size);
   for (const Rows& rows : all) {
     const at::Tensor where = chosen(flat, rows);
     if (where.numel() == 0) continue;
-    found += where.numel();
     at::Tensor block = rows.block;
     write(block, flat.index_select(0, where) - rows.start, where);
   }
-  checkAllFound(found, flat);
   return Tensors{self};
 }
 
 Done indexAdd(const Arguments& a) {
-  return eachIndexed(a, [&](at::Tensor& block, const at::Tensor& at, const at::Tensor& which) {
+  const auto add = [&](at::Tensor& block, const at::Tensor& at, const at::Tensor& which) {
     block.index_add_(0, at, a[3].toTensor().index_select(0, which), a[4].toScalar());
-  });
+  };
+  return eachIndexed(a, /*from_end=*/false, Raises::kRuntimeError, add);
 }
 
 Done indexCopy(const Arguments& a) {
-  return eachIndexed(a, [&](at::Tensor& block, const at::Tensor& at, const at::Tensor& which) {
+  const auto copy = [&](at::Tensor& block, const at::Tensor& at, const at::Tensor& which) {
     block.index_copy_(0, at, a[3].toTensor().index_select(0, which));
-  });
+  };
+  return eachIndexed(a, /*from_end=*/false, Raises::kIndexError, copy);
 }
 
 Done indexFill(const Arguments& a) {
-  return eachIndexed(a, [&](at::Tensor& block, const at::Tensor& at, const at::Tensor&) {
+  const auto fill = [&](at::Tensor& block, const at::Tensor& at, const at::Tensor&) {
     if (a[3].isTensor()) {
       block.index_fill_(0, at, a[3].toTensor());
     } else {
       block.index_fill_(0, at, a[3].toScalar());
     }
-  });
+  };
+  return eachIndexed(a, /*from_end=*/true, Raises::kIndexError, fill);
 }
 
 // scatter_ and scatter_add_ along the first dimension.
@@ -239,6 +266,7 @@ Done scatterInto(const Arguments& a, bool accumulate) {
   if (all.empty() || wrapped(a[1].toInt(), self.dim()) != 0) return {};
   const at::Tensor& index = a[2].toTensor();
   const bool number = !a[3].isTensor();
+  checkIndex(index, 0, self.size(0), Raises::kRuntimeError);
   for (const Rows& rows : all) {
     const at::Tensor places =
         at::logical_and(index.ge(rows.start), index.lt(rows.start + rows.count)).nonzero();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "client/infer.h"
 #include "client/wide.h"
 #include "client/wide_rules.h"
 
@@ -31,6 +32,11 @@ bool runByRows(const OperatorInfo& info, torch::jit::Stack* stack) {
   const auto dependent = dependentWays().find(info.name);
   if (row == rowWays().end() && dependent == dependentWays().end()) return false;
   const Way way = row != rowWays().end() ? row->second : dependent->second;
+  if (row != rowWays().end()) {
+    // Its blocks do not see the operands as a whole, so wrong shapes are found before them.
+    std::vector<OutputMeta> outputs;
+    inferOutputs(info, torch::jit::last(*stack, info.argument_count), outputs);
+  }
   const Done done = way(torch::jit::last(*stack, info.argument_count).vec());
   if (!done.has_value()) return false;
   torch::jit::drop(*stack, info.argument_count);

@@ -82,6 +82,20 @@ SharedMemory::~SharedMemory() {
   if (fd_ >= 0) close(fd_);
 }
 
+void SharedMemory::claim() const {
+  struct flock whole{};
+  whole.l_type = F_WRLCK;
+  whole.l_whence = SEEK_SET;
+  if (fcntl(fd_, F_SETLK, &whole) != 0) fail("cannot claim the region");
+}
+
+bool SharedMemory::isClaimed() const {
+  struct flock whole{};
+  whole.l_type = F_WRLCK;
+  whole.l_whence = SEEK_SET;
+  return fcntl(fd_, F_GETLK, &whole) != 0 || whole.l_type != F_UNLCK;
+}
+
 void SharedMemory::populate(size_t offset, size_t bytes) const {
   if (madvise(data_ + offset, bytes, MADV_POPULATE_WRITE) == 0) return;
   // Kernels before 5.14: touch each page without changing it.

@@ -26,6 +26,13 @@ class SharedMemory {
     auto* q = static_cast<const std::byte*>(p);
     return q >= data_ && q < data_ + bytes_;
   }
+  // Others that have the region can tell from now on whether this process lives. The claim is a
+  // lock of the process on the file, so the kernel drops it when the process ends, however that
+  // happens, and no later process with its number has it. It lasts while this process closes no
+  // descriptor of the region.
+  void claim() const;
+  // Whether another process has claimed the region and lives.
+  bool isClaimed() const;
   // Makes the pages of [offset, offset + bytes) present: a first touch costs ten times a copy.
   void populate(size_t offset, size_t bytes) const;
   // Gives whole pages of the range back to the system; they read as zero afterwards.

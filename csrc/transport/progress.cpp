@@ -37,6 +37,16 @@ void ringBell(Progress& progress) {
   futexWake(&progress.bell, INT_MAX);
 }
 
+void giveUp(Progress& progress) {
+  const uint64_t beat = progress.heartbeat.load(std::memory_order_relaxed);
+  progress.given_up.store(beat + 1, std::memory_order_relaxed);
+}
+
+bool isGivenUp(const Progress& progress) {
+  const uint64_t beat = progress.heartbeat.load(std::memory_order_relaxed);
+  return progress.given_up.load(std::memory_order_relaxed) == beat + 1;
+}
+
 void note(Progress& progress, uint64_t event, Passed passed) {
   Moment& moment = progress.moments[event % kMoments];
   moment.event.store(0, std::memory_order_relaxed);

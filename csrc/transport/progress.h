@@ -24,6 +24,9 @@ struct Progress {
   alignas(64) std::atomic<uint64_t> completed;
   std::atomic<uint32_t> failed;                 // 1: a failure waits to be told with the next reply
   alignas(64) std::atomic<uint64_t> heartbeat;  // grows every kHeartbeatMs, even during a long call
+  // The heartbeat at which the client gave the worker up, plus 1: other workers of the lease wait
+  // for it no more, unless its heart has beaten since.
+  std::atomic<uint64_t> given_up;
   // The complement of the earliest sequence that somebody sleeps for; 0: nobody sleeps.
   alignas(64) std::atomic<uint64_t> awaited;
   std::atomic<uint32_t> bell;  // grows when sleepers are to look again
@@ -38,6 +41,10 @@ void ringBell(Progress& progress);
 // Waits until message `sequence` is done, at most `timeout_ms`. Spins for `spin_us` before it
 // sleeps. Returns whether it is done.
 bool awaitCompleted(Progress& progress, uint64_t sequence, int64_t spin_us, int64_t timeout_ms);
+
+// The client knows that the worker does not go on; and whether that is still so.
+void giveUp(Progress& progress);
+bool isGivenUp(const Progress& progress);
 
 struct Passed {
   int64_t ns, waited_ns;

@@ -81,10 +81,10 @@ enum class ErrorKind : uint16_t {
   kNotImplemented = 5,
   kOutOfMemory = 6,
   kLinAlg = 7,
-  kProtocol = 8,     // the client broke the protocol: a bug, or an attack
-  kPoisoned = 9,     // the value was to be made by a call that failed before
-  kPeerFailed = 10,  // the value was to come from another device of the lease, where it failed
-  kPeerLost = 11,  // another device of the lease gave no sign of life while its data was waited for
+  kProtocol = 8,       // the client broke the protocol: a bug, or an attack
+  kPoisoned = 9,       // the value was to be made by a call that failed before
+  kPeerFailed = 10,    // the value was to come from another device of the lease, where it failed
+  kPeerLost = 11,      // another device of the lease was lost while its data was waited for
   kShareRefused = 12,  // shared memory was used in a way that its sharing forbids
   kShareRevoked = 13,  // shared memory whose owner has ended, or no longer shares it
 };
@@ -113,8 +113,9 @@ inline constexpr uint32_t high(uint64_t word) {
 }
 
 // A reply: word 0 as above with kind = the request's kind and flags = ErrorKind; word 1 = the
-// request's sequence number; then the payload. An error's payload: failed call's number, text
-// bytes, operator name bytes, text, name.
+// request's sequence number; then the payload. An error's payload: failed call's number, the
+// message in which the failure showed (0: the request itself), text bytes, operator name bytes,
+// text, name.
 
 // Tags of a call's template: what a prepared call says about each argument. The template is also
 // the key of the client's call cache, so it holds everything that decides the outputs' metadata and

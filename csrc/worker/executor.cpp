@@ -106,31 +106,38 @@ void Executor::fail(std::exception_ptr error, bool reply_now) {
     failure = describe(std::current_exception(), sequence_, in_call ? calls_.operatorName() : "");
   }
   if (!reply_now) {
-    if (pending_ == nullptr) pending_ = std::move(failure);
+    if (pending_ == nullptr) {
+      pending_ = std::move(failure);
+      pending_at_ = sequence_;
+    }
     return;
   }
-  if (pending_ != nullptr) failure = std::exchange(pending_, nullptr);  // the older one first
-  replyFailure(*failure);
+  if (!replyPending()) replyFailure(*failure, /*at=*/0);  // the older one first
+}
+
+bool Executor::replyPending() {
+  if (pending_ == nullptr) return false;
+  const auto failure = std::exchange(pending_, nullptr);
+  replyFailure(*failure, pending_at_);
+  return true;
 }
 
 void Executor::reply(const std::vector<uint64_t>& payload) {
-  if (pending_ != nullptr) {
-    const auto failure = std::exchange(pending_, nullptr);
-    replyFailure(*failure);
-    return;
-  }
+  if (replyPending()) return;
   replied_ = true;
   replies_.send(kind_, wire::ErrorKind::kNone, sequence_, payload);
 }
 
-void Executor::replyFailure(const Failure& failure) {
+// `at` is the message in which it showed; 0: the one that is replied to, so nobody else's affair.
+void Executor::replyFailure(const Failure& failure, uint64_t at) {
   replied_ = true;
   std::string text = failure.text.substr(0, wire::kErrorTextBytesMax);
   const std::string name = failure.operator_name.substr(0, wire::kOperatorNameBytesMax);
-  std::vector<uint64_t> payload{failure.sequence, text.size(), name.size()};
+  std::vector<uint64_t> payload{failure.sequence, at, text.size(), name.size()};
   text.append(name);
-  payload.resize(3 + (text.size() + 7) / 8);
-  if (!text.empty()) std::memcpy(payload.data() + 3, text.data(), text.size());
+  const size_t head = payload.size();
+  payload.resize(head + (text.size() + 7) / 8);
+  if (!text.empty()) std::memcpy(payload.data() + head, text.data(), text.size());
   replies_.send(kind_, failure.kind, sequence_, payload);
 }
 
@@ -143,8 +150,10 @@ void Executor::dispatch(Kind kind, uint16_t flags, Reader& reader) {
       return;
     case Kind::kBind:
       return calls_.bindLearned(reader);
-    case Kind::kAllocate:
-      return allocate(reader);
+    case Kind::kAllocate: {
+      const wire::Address address = reader.word("address");
+      return allocate(address, reader.word("bytes"), "empty");
+    }
     case Kind::kFree:
       while (reader.remaining() > 0) segments_.release(reader.word("address"));
       return;
@@ -240,13 +249,13 @@ Executor::Range Executor::deviceRange(wire::Address address, uint64_t bytes, boo
   return {static_cast<std::byte*>(storage.mutable_data()) + place.offset, storage};
 }
 
-void Executor::allocate(Reader& reader) {
-  const wire::Address address = reader.word("address");
-  const uint64_t bytes = reader.word("bytes");
+void Executor::allocate(wire::Address address, uint64_t bytes, const char* what) {
   try {
     segments_.bind(address, memory_.allocate(bytes), bytes);
-  } catch (const c10::Error&) {
-    segments_.poison(address, describe(std::current_exception(), sequence_, "empty"));
+  } catch (const transport::PeerLost&) {
+    throw;  // the client is gone
+  } catch (...) {
+    segments_.poison(address, describe(std::current_exception(), sequence_, what));
     throw;
   }
 }
@@ -285,12 +294,33 @@ void Executor::copyHost(Reader& reader, bool into_device) {
   }
 }
 
+// A copy that fails may be there in part, and what it was to replace is gone by the stream's word:
+// nobody reads it.
+template <typename Copy>
+void Executor::copyInto(wire::Address to, uint64_t bytes, const Copy& copy) {
+  segments_.resolve(to, bytes);  // a message that makes no sense changes nothing
+  try {
+    copy();
+  } catch (const transport::PeerLost&) {
+    throw;  // the client is gone
+  } catch (const PoisonedError& poisoned) {
+    segments_.poisonAt(to, poisoned.cause());
+    throw;
+  } catch (...) {
+    segments_.poisonAt(to, describe(std::current_exception(), sequence_, "a copy"));
+    throw;
+  }
+}
+
 void Executor::copyWithin(Reader& reader) {
   const wire::Address to = reader.word("destination");
   const wire::Address from = reader.word("source");
   const uint64_t bytes = reader.word("bytes");
-  const Range target = deviceRange(to, bytes, true);
-  memory_.copyWithin(target.data, deviceRange(from, bytes, false).data, bytes);
+  segments_.resolve(from, bytes);
+  copyInto(to, bytes, [&] {
+    const Range target = deviceRange(to, bytes, true);
+    memory_.copyWithin(target.data, deviceRange(from, bytes, false).data, bytes);
+  });
 }
 
 void Executor::load(Reader& reader) {
@@ -349,49 +379,50 @@ Executor::Fetch Executor::fetchOf(Reader& reader) const {
 }
 
 void Executor::fetch(Reader& reader) {
-  const auto [to, from, bytes, peer, written, exported] = fetchOf(reader);
-  const wire::Address base = from - from % wire::kSlotBytes;
-  const bool replica = to == from && base == from;
-  try {
-    if (replica) segments_.bind(to, memory_.allocate(bytes), bytes);
-    const Range target = deviceRange(to, bytes, true);
-    fetchFrom(peer, base, from - base, target.data, bytes, written, exported);
-  } catch (const transport::PeerLost&) {
-    throw;  // the client is gone
-  } catch (...) {
-    if (replica) segments_.poison(to, describe(std::current_exception(), sequence_, "a copy"));
-    throw;
-  }
-  bytes_peer_ += bytes;
+  const Fetch fetch = fetchOf(reader);
+  const wire::Address base = fetch.from - fetch.from % wire::kSlotBytes;
+  const bool replica = fetch.to == fetch.from && base == fetch.from;
+  if (replica) allocate(fetch.to, fetch.bytes, "a copy");
+  copyInto(fetch.to, fetch.bytes, [&] {
+    const Range target = deviceRange(fetch.to, fetch.bytes, true);
+    fetchFrom(fetch.peer, base, fetch.from - base, target.data, fetch.bytes, fetch.written,
+              fetch.exported);
+  });
+  bytes_peer_ += fetch.bytes;
 }
 
 void Executor::fetchAdd(Reader& reader) {
-  const auto [to, from, bytes, peer, written, exported] = fetchOf(reader);
+  const Fetch fetch = fetchOf(reader);
   const auto type = static_cast<at::ScalarType>(reader.word("type"));
   if (type != at::kFloat && type != at::kDouble && type != at::kHalf && type != at::kBFloat16) {
     throw ProtocolError("only floating point numbers are added");
   }
   const uint64_t item_bytes = at::elementSize(type);
-  if (arena_ == nullptr || bytes % item_bytes != 0 || to % item_bytes != 0) {
+  if (arena_ == nullptr || fetch.bytes % item_bytes != 0 || fetch.to % item_bytes != 0) {
     throw ProtocolError("no numbers that can be added here");
   }
-  const Range target = deviceRange(to, bytes, true);
-  const wire::Address base = from - from % wire::kSlotBytes;
-  const bool elsewhere = peers_->toldBy(peer) != nullptr;
+  copyInto(fetch.to, fetch.bytes, [&] { addFrom(fetch, type); });
+  bytes_peer_ += fetch.bytes;
+}
+
+void Executor::addFrom(const Fetch& fetch, at::ScalarType type) {
+  const Range target = deviceRange(fetch.to, fetch.bytes, true);
+  const wire::Address base = fetch.from - fetch.from % wire::kSlotBytes;
+  const bool elsewhere = peers_->toldBy(fetch.peer) != nullptr;
   // A piece is whole before it is added: what is read meanwhile may be read again. Pieces stay in
   // the cache; from another machine all comes at once.
-  const uint64_t piece_bytes = elsewhere ? bytes : std::min(bytes, kAddBytes);
+  const uint64_t piece_bytes = elsewhere ? fetch.bytes : std::min(fetch.bytes, kAddBytes);
   const c10::Storage piece = memory_.allocate(piece_bytes);
   auto* const buffer = static_cast<std::byte*>(piece.mutable_data());
-  const auto numbers = [item = item_bytes, type](void* data, uint64_t count_bytes) {
-    return at::from_blob(data, {static_cast<int64_t>(count_bytes / item)}, type);
+  const auto numbers = [type](void* data, uint64_t count_bytes) {
+    return at::from_blob(data, {static_cast<int64_t>(count_bytes / at::elementSize(type))}, type);
   };
-  for (uint64_t at = 0; at < bytes; at += piece_bytes) {
-    const uint64_t now_bytes = std::min(piece_bytes, bytes - at);
-    fetchFrom(peer, base, from - base + at, buffer, now_bytes, written, exported);
+  for (uint64_t at = 0; at < fetch.bytes; at += piece_bytes) {
+    const uint64_t now_bytes = std::min(piece_bytes, fetch.bytes - at);
+    fetchFrom(fetch.peer, base, fetch.from - base + at, buffer, now_bytes, fetch.written,
+              fetch.exported);
     numbers(target.data + at, now_bytes).add_(numbers(buffer, now_bytes));
   }
-  bytes_peer_ += bytes;
 }
 
 void Executor::fetchFrom(uint32_t peer, wire::Address base, uint64_t offset, std::byte* to,

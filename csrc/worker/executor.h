@@ -54,7 +54,7 @@ class Executor {
 
  private:
   void dispatch(wire::Kind kind, uint16_t flags, wire::Reader& reader);
-  void allocate(wire::Reader& reader);
+  void allocate(wire::Address address, uint64_t bytes, const char* what);
   void adopt(wire::Reader& reader);
   void write(wire::Reader& reader);
   void copyHost(wire::Reader& reader, bool into_device);
@@ -72,6 +72,9 @@ class Executor {
   Fetch fetchOf(wire::Reader& reader) const;
   void fetch(wire::Reader& reader);
   void fetchAdd(wire::Reader& reader);
+  void addFrom(const Fetch& fetch, at::ScalarType type);
+  template <typename Copy>
+  void copyInto(wire::Address to, uint64_t bytes, const Copy& copy);
   void fetchFrom(uint32_t peer, wire::Address base, uint64_t offset, std::byte* to, uint64_t bytes,
                  uint64_t written, uint64_t exported);
   void share(wire::Reader& reader);
@@ -102,7 +105,8 @@ class Executor {
 
   void fail(std::exception_ptr error, bool reply_now);
   void reply(const std::vector<uint64_t>& payload);
-  void replyFailure(const Failure& failure);
+  bool replyPending();
+  void replyFailure(const Failure& failure, uint64_t at);
 
   const memory::SharedMemory& host_;
   Arena* arena_;
@@ -120,6 +124,7 @@ class Executor {
   std::unique_ptr<Pager> pager_;  // of a device whose memory is ours to manage
   std::unique_ptr<Lookahead> lookahead_;
   std::shared_ptr<const Failure> pending_;  // the first failure that the client was not told of
+  uint64_t pending_at_ = 0;                 // the message in which it showed
 
   wire::Kind kind_ = wire::Kind::kPad;  // of the message that runs now
   uint64_t sequence_ = 0;

@@ -245,11 +245,12 @@ double Pager::distance(const Segment& segment) const {
   return copied ? ahead * kCleanFactor : ahead;
 }
 
-Segment* Pager::victim(double further_than) const {
+Segment* Pager::victim(double further_than, uint64_t refused_bytes) const {
   Segment* best = nullptr;
   double furthest = further_than;
   for (Segment* segment : resident_) {
     if (!evictable(*segment)) continue;
+    if (segment->bytes >= refused_bytes && needsSwap(*segment)) continue;
     const double ahead = distance(*segment);
     if (ahead > furthest) {
       furthest = ahead;
@@ -279,6 +280,11 @@ bool Pager::takeBackCopies(uint64_t bytes) {
 bool Pager::isDead(const Segment& segment) const {
   return lookahead_ != nullptr && !options_.least_recent &&
          lookahead_->isDead(segment.residency.slot, now_);
+}
+
+// Whether it has to find room in swap space before it can leave.
+bool Pager::needsSwap(const Segment& segment) const {
+  return !segment.residency.swap && !segment.residency.in_place && !isDead(segment);
 }
 
 bool Pager::evict(Segment& segment) {
@@ -391,11 +397,16 @@ bool Pager::reclaim(uint64_t bytes) {
   active_ = true;
   if (lookahead_ != nullptr) lookahead_->advance(now_);
   bool freed = false;
+  uint64_t refused_bytes = UINT64_MAX;  // swap space has no room for so much; for less it may
   for (uint64_t got = 0; got < bytes;) {
-    Segment* segment = victim(-1.0);
-    if (segment == nullptr && settleIncoming()) segment = victim(-1.0);
-    if (segment == nullptr && awaitReaders()) segment = victim(-1.0);
-    if (segment == nullptr || !evict(*segment)) break;
+    Segment* segment = victim(-1.0, refused_bytes);
+    if (segment == nullptr && settleIncoming()) segment = victim(-1.0, refused_bytes);
+    if (segment == nullptr && awaitReaders()) segment = victim(-1.0, refused_bytes);
+    if (segment == nullptr) break;
+    if (!evict(*segment)) {
+      refused_bytes = segment->bytes;
+      continue;
+    }
     got += segment->bytes;
     freed = true;
     const Residency& gone = segment->residency;

@@ -111,7 +111,10 @@ class Pager {
   static uint64_t nextGap(const Residency& residency);
   double distance(const Segment& segment) const;
   bool evictable(Segment& segment) const;
-  Segment* victim(double further_than) const;
+  // The one that is used furthest ahead; of those that need room in swap space only such with less
+  // than `refused_bytes`.
+  Segment* victim(double further_than, uint64_t refused_bytes = UINT64_MAX) const;
+  bool needsSwap(const Segment& segment) const;
   bool isDead(const Segment& segment) const;
   bool evict(Segment& segment);
   bool copyOut(Segment& segment, bool ahead);

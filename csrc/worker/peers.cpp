@@ -52,16 +52,28 @@ size_t Peers::countHere() const {
 }
 
 void Peers::await(uint32_t peer, uint64_t sequence) const {
+  if (!awaitOrEnd(peer, sequence)) raiseGone(at(peer), "its worker process ended");
+}
+
+void Peers::awaitRead(uint32_t peer, uint64_t sequence) const {
+  awaitOrEnd(peer, sequence);
+}
+
+// False if the peer's process has ended without doing the message.
+bool Peers::awaitOrEnd(uint32_t peer, uint64_t sequence) const {
   const Peer& other = at(peer);
-  if (isPast(peer, sequence)) return;
+  if (isPast(peer, sequence)) return true;
+  if (other.ended) return false;
   const int64_t start = transport::nowNs();
   uint64_t beat = other.progress->heartbeat.load(std::memory_order_relaxed);
-  if (other.silent_since == beat) raiseGone(other);  // given up before, and nothing heard since
+  if (other.silent_since == beat) raiseSilent(other);  // given up before, and nothing heard since
   int64_t beat_at = start;
   int64_t spin_us = kSpinUs;
   while (!transport::awaitCompleted(*other.progress, sequence, spin_us, kSliceMs)) {
     spin_us = 0;
     liveness_();
+    if (hasEnded(other)) return isPast(peer, sequence);  // it may have done that as its last
+    if (transport::isGivenUp(*other.progress)) raiseGone(other, "the program gave its worker up");
     const int64_t now = transport::nowNs();
     const uint64_t seen = other.progress->heartbeat.load(std::memory_order_relaxed);
     if (seen != beat) {
@@ -70,17 +82,27 @@ void Peers::await(uint32_t peer, uint64_t sequence) const {
     }
     if (now - beat_at > int64_t{transport::kHeartbeatLostMs} * 1000000) {
       other.silent_since = beat;
-      raiseGone(other);
+      raiseSilent(other);
     }
   }
   waited_ns_ += transport::nowNs() - start;
+  return true;
 }
 
-void Peers::raiseGone(const Peer& other) {
-  throw PeerGone("device " + other.name +
-                 " of this lease was lost: its worker gave no sign of life for " +
-                 std::to_string(transport::kHeartbeatLostMs / 1000) +
-                 " s while its data was waited for. Call shoal.connect() for a new lease.");
+bool Peers::hasEnded(const Peer& other) {
+  if (other.elsewhere == nullptr && !other.progress_region.isClaimed()) other.ended = true;
+  return other.ended;
+}
+
+void Peers::raiseSilent(const Peer& other) {
+  raiseGone(other, "its worker gave no sign of life for " +
+                       std::to_string(transport::kHeartbeatLostMs / 1000) +
+                       " s while its data was waited for");
+}
+
+void Peers::raiseGone(const Peer& other, const std::string& why) {
+  throw PeerGone("device " + other.name + " of this lease was lost: " + why +
+                 ". Call shoal.connect() for a new lease.");
 }
 
 bool Peers::readAt(const Peer& peer, uint64_t word, uint64_t offset, uint64_t bytes,
@@ -110,8 +132,7 @@ bool Peers::read(uint32_t peer, const network::ReadRequest& request, const Copy&
       waited_ns_ += transport::nowNs() - start;
       return there;
     } catch (const network::ConnectionLost& error) {
-      throw PeerGone("device " + other.name + " of this lease was lost: " + error.what() +
-                     ". Call shoal.connect() for a new lease.");
+      raiseGone(other, error.what());
     }
   }
   const auto& [base, offset, bytes, written, exported, reading] = request;

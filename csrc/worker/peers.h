@@ -37,8 +37,14 @@ class Peers {
   // For how long this device has waited for others, in all.
   int64_t waitedNs() const { return waited_ns_; }
   bool isPast(uint32_t peer, uint64_t sequence) const;
-  // Waits until the peer has done its message `sequence`. Raises an error if the peer is lost.
+  // Waits until the peer has done its message `sequence`. Raises an error if the peer is lost: at
+  // once if its process on this machine has ended or the client gave it up, else after a silence.
   void await(uint32_t peer, uint64_t sequence) const;
+  // The same for a peer that reads from us in that message: one that has ended reads no more.
+  void awaitRead(uint32_t peer, uint64_t sequence) const;
+  bool hasRead(uint32_t peer, uint64_t sequence) const {
+    return isPast(peer, sequence) || at(peer).ended;
+  }
   // A piece of a copy: [at, + bytes) of it.
   using Copy = network::PeerReader::Piece;
   // The peer's segment at `base`, which is there from message `written` on and held from message
@@ -56,9 +62,13 @@ class Peers {
     transport::Progress* progress;
     std::unique_ptr<transport::Places> places;
     std::unique_ptr<network::PeerReader> elsewhere;
-    mutable std::optional<uint64_t> silent_since;  // its heartbeat when it was given up
+    mutable std::optional<uint64_t> silent_since;  // its heartbeat when it had been silent for long
+    mutable bool ended = false;  // its process, on this machine, is known to be no more
   };
-  [[noreturn]] static void raiseGone(const Peer& other);
+  [[noreturn]] static void raiseGone(const Peer& other, const std::string& why);
+  [[noreturn]] static void raiseSilent(const Peer& other);
+  static bool hasEnded(const Peer& other);
+  bool awaitOrEnd(uint32_t peer, uint64_t sequence) const;
   const Peer& at(uint32_t peer) const;
   bool readAt(const Peer& peer, uint64_t word, uint64_t offset, uint64_t bytes,
               const Copy& copy) const;

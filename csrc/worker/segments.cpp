@@ -140,10 +140,18 @@ void Segments::poison(wire::Address address, std::shared_ptr<const Failure> fail
   if (segment.bound) bound_bytes_ -= segment.bytes;
   retire(segment);
   segment.storage = c10::Storage();
-  segment.bytes = 0;
-  segment.bound = false;
+  segment.bound = false;  // its bytes are kept: they tell which slots are freed with it
   segment.poison = std::move(failure);
   say(wire::slotOf(address), segment);
+}
+
+void Segments::poisonAt(wire::Address address, std::shared_ptr<const Failure> failure) {
+  const uint32_t slot = wire::slotOf(address);
+  if (wire::sessionOf(address) != session_ || slot >= slots_.size()) return;
+  const uint32_t start = slot - slots_[slot].back;
+  const Segment* segment = slots_[start].segment.get();
+  if (segment == nullptr || !segment->bound || segment->poison != nullptr) return;
+  poison(wire::makeAddress(session_, start), std::move(failure));
 }
 
 void Segments::release(wire::Address address) {
@@ -180,8 +188,8 @@ void Segments::retire(Segment& segment) {
 bool Segments::bury(bool wait) {
   const size_t buried = std::erase_if(freed_, [&](Freed& freed) {
     for (const PeerRead& reader : freed.readers) {
-      if (wait) peers_->await(reader.peer, reader.sequence);
-      if (!peers_->isPast(reader.peer, reader.sequence)) return false;
+      if (wait) peers_->awaitRead(reader.peer, reader.sequence);
+      if (!peers_->hasRead(reader.peer, reader.sequence)) return false;
     }
     return true;
   });
@@ -191,7 +199,7 @@ bool Segments::bury(bool wait) {
 void Segments::addReader(wire::Address address, PeerRead reader, uint64_t exported) {
   if (noted_.empty()) noted_.resize(transport::kExportNotes, {0, 0});
   PeerRead& before = noted_[exported % transport::kExportNotes];
-  peers_->await(before.peer, before.sequence);
+  peers_->awaitRead(before.peer, before.sequence);
   before = reader;
   const Place place = use(address, 0, /*writes=*/false);
   if (place.segment->shared != nullptr) {
@@ -211,11 +219,11 @@ void Segments::addReader(wire::Address address, PeerRead reader, uint64_t export
 
 void Segments::forgetReaders(Segment& segment) {
   std::erase_if(segment.readers,
-                [&](const PeerRead& r) { return peers_->isPast(r.peer, r.sequence); });
+                [&](const PeerRead& r) { return peers_->hasRead(r.peer, r.sequence); });
 }
 
 void Segments::awaitReaders(Segment& segment) {
-  for (const PeerRead& reader : segment.readers) peers_->await(reader.peer, reader.sequence);
+  for (const PeerRead& reader : segment.readers) peers_->awaitRead(reader.peer, reader.sequence);
   segment.readers.clear();
 }
 

@@ -72,6 +72,8 @@ class Segments {
   // Binds `address` (the start of a segment) to memory, in place of what was there before.
   void bind(wire::Address address, c10::Storage storage, uint64_t bytes);
   void poison(wire::Address address, std::shared_ptr<const Failure> failure);
+  // The same for the segment that holds `address`, if there is one that is not poisoned already.
+  void poisonAt(wire::Address address, std::shared_ptr<const Failure> failure);
   void release(wire::Address address);
   // The segment that holds [address, address + bytes). Throws wire::ProtocolError if there is none.
   Place resolve(wire::Address address, uint64_t bytes);

@@ -100,6 +100,7 @@ Worker::Worker(WorkerOptions options) : state_(new State) {
   state_->replies =
       SharedMemory::create("shoal-replies", transport::ringRegionBytes(wire::kReplyRingBytes));
   state_->progress = SharedMemory::create("shoal-progress", transport::kProgressBytes);
+  state_->progress.claim();  // so that peers see when we are gone
   state_->places = SharedMemory::create("shoal-places", transport::kPlacesBytes);
   state_->host = options.host_fd >= 0
                      ? SharedMemory::attach(options.host_fd, options.host_bytes)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -148,6 +150,61 @@ def test_shoal_blocking_raises_in_the_very_line() -> None:
 
 
 # --- out of memory --------------------------------
+
+
+def waits_for(work: Callable[[], object]) -> tuple[torch.Tensor, torch.Event]:
+    """Something on its way to pinned memory, and the event that it has come."""
+    host = torch.full((), -1.0, pin_memory=True)
+    arrived = torch.Event("shoal")
+    bad = work()
+    assert isinstance(bad, torch.Tensor)
+    host.copy_(bad.sum(), non_blocking=True)
+    arrived.record()
+    return host, arrived
+
+
+def test_every_wait_for_an_event_behind_a_failure_tells_it() -> None:
+    """Also where another thread has asked before, and was told."""
+    _, arrived = waits_for(lambda: out_of_range()[0])
+    with pytest.raises(IndexError, match="index out of range"):
+        torch.shoal.synchronize()
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            arrived.synchronize()
+        except Exception as error:
+            raised.append(error)
+
+    for _ in range(2):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join()
+    assert [type(error) for error in raised] == [IndexError, IndexError]
+    assert "aten::embedding" in str(raised[0])
+
+
+def test_an_event_behind_the_use_of_a_poisoned_value_tells_it() -> None:
+    """Its cause was told long ago; that the value is used again is news."""
+    bad, _ = out_of_range()
+    with pytest.raises(IndexError, match="index out of range"):
+        torch.shoal.synchronize()
+    _, arrived = waits_for(lambda: bad)
+    with pytest.raises(IndexError, match="index out of range"):
+        torch.shoal.synchronize()
+    with pytest.raises(IndexError, match="index out of range"):
+        arrived.synchronize()
+
+
+def test_an_event_tells_nothing_that_was_told_before_it() -> None:
+    bad, _ = out_of_range()
+    with pytest.raises(IndexError, match="index out of range"):
+        torch.shoal.synchronize()
+    host, arrived = waits_for(lambda: torch.ones(3, device="shoal"))
+    with pytest.raises(IndexError, match="index out of range"):
+        bad.cpu()  # a read that fails is its reader's alone
+    arrived.synchronize()
+    assert host.item() == 3
 
 
 @pytest.fixture

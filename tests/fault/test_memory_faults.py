@@ -6,13 +6,14 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 import shoal
+from shoal import _core
 from tests.support import processes, programs
 from tests.support.disks import file_system
 from tests.support.partner import Partner
@@ -178,6 +179,18 @@ def test_what_finds_no_room_on_a_full_device_is_not_lost() -> None:
         assert [t.mean().item() for t in small] == [0.0, 1.0, 2.0]
 
 
+def test_what_is_too_large_for_swap_space_stays_and_smaller_ones_go() -> None:
+    """The segment that is used furthest ahead finds no room there, and is not the only one."""
+    with shoal.up(["cpu,memory=10MiB,host=3MiB,disk=0,threads=1"]) as pool, shoal.connect(pool.url):
+        large = torch.arange(MiB, device="shoal", dtype=torch.int32)  # 4 MiB, not used for longest
+        small = [torch.full((MiB // 4,), float(i), device="shoal") for i in range(5)]
+        more = torch.ones(MiB // 2, device="shoal")
+        assert more.sum().item() == MiB // 2
+        assert 0 < shoal.memory.counters().swapped_out_bytes < large.nbytes
+        assert [t.mean().item() for t in small] == [0.0, 1.0, 2.0, 3.0, 4.0]
+        assert torch.equal(large.cpu(), torch.arange(MiB, dtype=torch.int32))
+
+
 def test_a_device_lost_beside_another_loses_only_its_own() -> None:
     devices = ["cpu,memory=64MiB,threads=1"] * 2
     with shoal.up(devices) as pool, shoal.connect(pool.url, devices=2) as lease:
@@ -229,8 +242,17 @@ def test_a_device_stopped_in_the_middle_of_a_copy_is_named() -> None:
             os.kill(lease.worker_pids[1], signal.SIGCONT)
 
 
+@pytest.fixture
+def two() -> Iterator[shoal.Lease]:
+    """A lease of two devices, whose workers the test may break."""
+    devices = ["cpu,memory=64MiB,threads=1"] * 2
+    with shoal.up(devices) as pool, shoal.connect(pool.url, devices=2) as lease:
+        yield lease
+
+
 def test_a_device_killed_in_the_middle_of_a_copy_is_named() -> None:
-    """The reader gives it up within 5 s; nothing else is lost, swapped out or not, here or there."""
+    """The reader sees that its process is no more; nothing else is lost, swapped out or not, here or
+    there."""
     spilling = "cpu,memory=16MiB,host=64MiB,disk=16MiB,threads=1"
     devices = [spilling, "cpu,memory=64MiB,threads=1"]
     with shoal.up(devices) as pool, neighbour(pool, memory="25%"):
@@ -253,6 +275,80 @@ def test_a_device_killed_in_the_middle_of_a_copy_is_named() -> None:
             reader.start()
             os.kill(lease.worker_pids[1], signal.SIGKILL)
             wait_until(lambda: not reader.is_alive(), 5, "the reader has given up")
-            with pytest.raises(shoal.DeviceLostError, match="lost"):
+            with pytest.raises(shoal.PeerLostError, match="its worker process ended"):
                 raise raised[0]
             assert [t.sum().item() / MiB for t in kept] == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_who_waits_for_a_stopped_device_is_let_go_when_it_is_given_up(two: shoal.Lease) -> None:
+    """Until its heart beats again: then it is as before."""
+    there = torch.ones(MiB, device="shoal:2")
+    torch.shoal.synchronize()
+    os.kill(two.worker_pids[1], signal.SIGSTOP)
+    try:
+        there.add_(1)
+        copied = there.to("shoal:1")
+        two.give_up(1)
+        with pytest.raises(shoal.PeerLostError, match="the program gave its worker up"):
+            copied.sum().item()
+    finally:
+        os.kill(two.worker_pids[1], signal.SIGCONT)
+    assert there.to("shoal:1").sum().item() == 2 * MiB
+
+
+def test_what_a_killed_device_was_to_read_can_be_changed(two: shoal.Lease) -> None:
+    """Its reader is no more, so nobody waits for it, and nothing of the survivor's is lost."""
+    here = torch.ones(MiB, device="shoal:1")
+    torch.shoal.synchronize()
+    os.kill(two.worker_pids[1], signal.SIGSTOP)
+    copied = here.to("shoal:2")
+    os.kill(two.worker_pids[1], signal.SIGKILL)
+    here.add_(1)
+    assert here.sum().item() == 2 * MiB
+    with pytest.raises(shoal.DeviceLostError):
+        copied.sum().item()
+
+
+# --- copies that fail
+
+#: What is done to a tensor on shoal:1 with one on shoal:2.
+COPIES: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    "copied": lambda here, there: here.copy_(there),
+    "copied in part": lambda here, there: here[: MiB // 2].copy_(there[: MiB // 2]),
+    "added": _core.add_from,
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_a_copy_from_a_killed_device_is_never_read(two: shoal.Lease, name: str) -> None:
+    """It may be there in part; whoever reads it is told so, however often, in whatever thread."""
+    here = torch.ones(MiB, device="shoal:1")
+    there = torch.ones(MiB, device="shoal:2")
+    torch.shoal.synchronize()
+    os.kill(two.worker_pids[1], signal.SIGSTOP)
+    there.add_(1)  # it will never be done
+    COPIES[name](here, there)
+    os.kill(two.worker_pids[1], signal.SIGKILL)
+    for _ in range(3):
+        with pytest.raises(shoal.DeviceLostError, match="lost"):
+            here.sum().item()
+    assert torch.ones(MiB, device="shoal:1").sum().item() == MiB
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_a_copy_of_what_could_not_be_made_is_never_read(two: shoal.Lease, name: str) -> None:
+    here = torch.ones(MiB, device="shoal:1")
+    wrong = torch.ones(MiB, device="shoal:2").index_select(0, torch.full((MiB,), MiB).to("shoal:2"))
+    COPIES[name](here, wrong)
+    for _ in range(3):
+        with pytest.raises((IndexError, RuntimeError), match=r"out of range|could not be made"):
+            here.sum().item()
+
+
+def test_a_copy_on_its_own_device_of_what_could_not_be_made_is_never_read(two: shoal.Lease) -> None:
+    """The first device of the lease, by two of its names."""
+    wrong = torch.ones(9, device="shoal").index_select(0, torch.tensor([9], device="shoal"))
+    here = wrong.to("shoal:1")
+    for _ in range(3):
+        with pytest.raises(IndexError, match="out of range"):
+            here.sum().item()

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import shoal
-from shoal import memory
+from shoal import _core, memory
 
 MiB = 2**20
 DEVICE_BYTES = 8 * MiB
@@ -223,9 +223,115 @@ def test_indexing(table: torch.Tensor, large: torch.Tensor, name: str) -> None:
     torch.testing.assert_close(INDEXED[name](table).cpu(), INDEXED[name](large))
 
 
-def test_an_index_outside_raises_what_local_torch_raises(table: torch.Tensor) -> None:
-    with pytest.raises(IndexError):
-        F.embedding(torch.tensor([ROWS], device="shoal"), table)
+def wide(rows: torch.Tensor) -> torch.Tensor:
+    """Row numbers for `gather` and `scatter`: the same in every column."""
+    return rows.view(-1, 1).expand(-1, COLUMNS).contiguous()
+
+
+def ones(*sizes: int, device: torch.device) -> torch.Tensor:
+    return torch.ones(*sizes, device=device)
+
+
+#: Operators on a table and three row numbers.
+BY_ROW: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    "embedding": lambda x, rows: F.embedding(rows, x),
+    "index_select": lambda x, rows: x.index_select(0, rows),
+    "index": lambda x, rows: x[rows],
+    "index of two": lambda x, rows: x[rows, torch.arange(3, device=x.device)],
+    "gather": lambda x, rows: x.gather(0, wide(rows)),
+    "gather some columns": lambda x, rows: x.gather(0, wide(rows)[:, :2]),
+    "assign": lambda x, rows: x.__setitem__(rows, 1.0),
+    "put": lambda x, rows: x.index_put_((rows,), ones(3, COLUMNS, device=x.device)),
+    "put, added": lambda x, rows: x.index_put_(
+        (rows,), ones(3, COLUMNS, device=x.device), accumulate=True
+    ),
+    "add": lambda x, rows: x.index_add_(0, rows, ones(3, COLUMNS, device=x.device)),
+    "add to a copy": lambda x, rows: x.index_add(0, rows, ones(3, COLUMNS, device=x.device)),
+    "copy": lambda x, rows: x.index_copy_(0, rows, ones(3, COLUMNS, device=x.device)),
+    "fill": lambda x, rows: x.index_fill_(0, rows, 3.0),
+    "scatter": lambda x, rows: x.scatter_(0, wide(rows), ones(3, COLUMNS, device=x.device)),
+    "scatter a number": lambda x, rows: x.scatter_(0, wide(rows), 2.0),
+    "scatter to a copy": lambda x, rows: x.scatter(0, wide(rows), 2.0),
+    "scatter add": lambda x, rows: x.scatter_add_(0, wide(rows), ones(3, COLUMNS, device=x.device)),
+}
+
+
+def raised(work: Callable[[], object]) -> type[Exception] | None:
+    """What a call raises, at once or when its result is read."""
+    try:
+        result = work()
+        if isinstance(result, torch.Tensor) and result.numel() < ROWS * COLUMNS:
+            result.sum().item()
+        torch.shoal.synchronize()
+    except Exception as error:
+        return type(error)
+    return None
+
+
+@pytest.mark.parametrize("outside", [ROWS, -1, -ROWS - 1])
+@pytest.mark.parametrize("name", BY_ROW)
+def test_a_row_outside_raises_what_local_torch_raises(
+    table: torch.Tensor, large: torch.Tensor, name: str, outside: int
+) -> None:
+    """Some operators count negative numbers from the end, others refuse them. What is refused has
+    written nothing."""
+    rows = torch.tensor([0, outside, 40000])
+    expected = raised(lambda: BY_ROW[name](large.clone(), rows))
+    assert raised(lambda: BY_ROW[name](table, rows.to("shoal"))) == expected
+    if expected is not None:
+        assert torch.equal(table.cpu(), large)
+
+
+#: Calls that are wrong whatever the numbers are.
+MISSHAPED: dict[str, Callable[[torch.Tensor], object]] = {
+    "column outside": lambda x: x[numbers(x, 0, 1), numbers(x, 0, COLUMNS)],
+    "column far below": lambda x: x[numbers(x, 0, 1), numbers(x, 0, -COLUMNS - 1)],
+    "short mask": lambda x: x[torch.ones(ROWS - 1, dtype=torch.bool, device=x.device)],
+    "long mask": lambda x: x[torch.ones(ROWS + 1, dtype=torch.bool, device=x.device)],
+    "narrow mask": lambda x: x[torch.zeros(ROWS, COLUMNS - 1, dtype=torch.bool, device=x.device)],
+    "assigned by a short mask": lambda x: x.__setitem__(
+        torch.ones(ROWS - 1, dtype=torch.bool, device=x.device), 0.0
+    ),
+    "too many indices": lambda x: x[numbers(x, 0), numbers(x, 0), numbers(x, 0)],
+    "select by a table": lambda x: x.index_select(0, numbers(x, 0, 1).view(1, 2)),
+    "select by floats": lambda x: x.index_select(0, numbers(x, 0, 1).float()),
+    "add too much": lambda x: x.index_add_(0, numbers(x, 0, 1), ones(3, COLUMNS, device=x.device)),
+    "copy too much": lambda x: x.index_copy_(
+        0, numbers(x, 0, 1), ones(3, COLUMNS, device=x.device)
+    ),
+    "scatter too little": lambda x: x.scatter_(
+        0, wide(numbers(x, 0, 1, 2)), ones(2, COLUMNS, device=x.device)
+    ),
+    "scatter by floats": lambda x: x.scatter_(0, wide(numbers(x, 0, 1)).float(), 1.0),
+    "gather too wide": lambda x: x.gather(0, numbers(x, 0).view(1, 1).expand(1, COLUMNS + 1)),
+}
+
+
+def numbers(like: torch.Tensor, *values: int) -> torch.Tensor:
+    return torch.tensor(values, device=like.device)
+
+
+@pytest.mark.parametrize("name", MISSHAPED)
+def test_a_misshaped_index_raises_what_local_torch_raises(
+    table: torch.Tensor, large: torch.Tensor, name: str
+) -> None:
+    expected = raised(lambda: MISSHAPED[name](large.clone()))
+    assert expected is not None
+    assert raised(lambda: MISSHAPED[name](table)) == expected
+    assert torch.equal(table.cpu(), large)
+
+
+def test_a_gathered_row_outside_is_not_waited_for(table: torch.Tensor) -> None:
+    """The device refuses it, and its result is never read."""
+    rows = wide(torch.tensor([0, 1])).to("shoal")
+    assert table.gather(0, rows).shape == (2, COLUMNS)  # new shapes may be asked for
+    rows[1] = ROWS
+    before = _core.traffic(0)["round_trips"]
+    picked = table.gather(0, rows)
+    assert _core.traffic(0)["round_trips"] == before
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="out of bounds"):
+            picked.sum().item()
 
 
 @pytest.mark.parametrize(

@@ -226,5 +226,5 @@ class RawClient:
                 error, payload = kept
         if error == Error.NONE:
             return error, ""
-        raw = struct.pack(f"<{len(payload) - 3}Q", *payload[3:])
-        return error, raw[: payload[1]].decode(errors="replace")
+        raw = struct.pack(f"<{len(payload) - 4}Q", *payload[4:])
+        return error, raw[: payload[2]].decode(errors="replace")

@@ -278,6 +278,41 @@ def test_mixed_precision() -> None:
     assert losses == pytest.approx(expected, abs=0.05)
 
 
+@pytest.mark.parametrize("layout", [{"groups": 2}, {"groups": 1, "devices": 2}], ids=str)
+def test_float16_with_a_scale(layout: dict[str, Any]) -> None:
+    """Gradients that float16 would lose are kept; those that overflow change nothing."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    twin = copy.deepcopy(model)
+    x, y = torch.randn(8, 8), torch.randn(8, 1)
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return 1e-6 * nn.functional.mse_loss(output.float(), target)
+
+    def fast(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=1e4)
+
+    expected, theirs = [], fast(twin)
+    for _ in range(STEPS):
+        value = loss(twin(x), y)
+        theirs.zero_grad()
+        value.backward()
+        theirs.step()
+        expected.append(value.item())
+    optimizer = fast(model)
+    with shoal.train.worker_groups(**layout) as groups:
+        with shoal.train.Trainer(model, loss, optimizer, groups, autocast=torch.float16) as trainer:
+            steps = [trainer.step((x, y)) for _ in range(STEPS)]
+            assert [step.loss for step in steps] == pytest.approx(expected, rel=0.01)
+            assert not any(step.skipped for step in steps)
+            trainer.synchronize()
+            before = [p.detach().cpu().clone() for p in model.parameters()]
+            assert trainer.step((x, 1e9 * y)).skipped
+            trainer.synchronize()
+            for parameter, old in zip(model.parameters(), before, strict=True):
+                assert torch.equal(parameter.detach().cpu(), old)
+
+
 def test_weights_that_are_not_samples() -> None:
     """A mean over tokens: parts count by their tokens, not by their sentences."""
     model = nn.Embedding(31, 31)

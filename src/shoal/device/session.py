@@ -85,6 +85,13 @@ class Lease:
                 return None
             return int(_HEARTBEAT.unpack_from(progress, _HEARTBEAT_AT)[0])
 
+    def give_up(self, device: int) -> None:
+        """The worker of a device (0 is the first) is known not to go on: others on this machine stop
+        waiting for what it was to compute, and say so. If its heart beats again this is void."""
+        with self._counting:
+            if not self._closing:
+                _core.give_up(device + 1)
+
     def close(self) -> None:
         """Gives the devices back. Tensors on them are gone."""
         global _lease

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from shoal.train import batches, plan, shares
+from shoal.train import batches, plan, schedules, shares
 from shoal.train.devices import Member, set_current
 from shoal.train.errors import CannotCut
 from shoal.train.groups import WorkerGroup, WorkerGroups
@@ -21,9 +21,8 @@ from shoal.train.replicas import Objective, Replica, clone, place
 from shoal.train.schedules import SCHEDULES, InvalidSchedule
 from shoal.train.timeline import Timeline
 
-#: More fill a pipeline better, fewer are larger and compute better. With weights' gradients put off,
-#: two are enough to keep two stages busy for twelve thirteenths of a step.
-MICRO_BATCHES_PER_STAGE = {"zero-bubble": 2, "1f1b": 4, "gpipe": 4}
+#: Without gradients that are put off, more fill a pipeline better; fewer are larger and compute better.
+MICRO_BATCHES_PER_STAGE = 4
 #: Rows that a product with a weight should have in a micro-batch: with fewer, reading the weights
 #: costs more than multiplying by them.
 ROWS_MIN = 64
@@ -52,7 +51,8 @@ class Builder:
             return self._micro_batches
         if stages == 1:
             return 1
-        wanted = MICRO_BATCHES_PER_STAGE[self._schedule] * stages
+        puts_off = self._schedule.startswith("zero-bubble")
+        wanted = schedules.enough(stages) if puts_off else MICRO_BATCHES_PER_STAGE * stages
         return wanted if self._most is None else max(stages, min(self._most, wanted))
 
     def build(
@@ -128,7 +128,7 @@ class Builder:
             [StageDevice(self._speeds.get(m, 1.0), m.memory_bytes) for m in groups.members],
             batches.size(batch),
             self._profiled_samples(groups, batch),
-            micro_batches=self.micro_batches_for(2),
+            micro_batches=self.micro_batches_for,
         )
         self._tell(choice.table())
         return [list(group) for group in choice.best.layout]

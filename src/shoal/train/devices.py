@@ -94,6 +94,12 @@ def record(device: torch.device) -> torch.Event:
     return event
 
 
+def allocated_bytes(device: torch.device) -> int:
+    """What tensors on the device take when everything issued so far has run."""
+    module = torch.get_device_module(device)
+    return int(module.memory_allocated(device)) if device.type != "cpu" else 0
+
+
 def add_from(target: torch.Tensor, source: torch.Tensor) -> None:
     """Adds what lies on another device; the numbers are read there and never written here."""
     if not _core.add_from(target, source):
@@ -102,8 +108,7 @@ def add_from(target: torch.Tensor, source: torch.Tensor) -> None:
 
 class Reading:
     """A number on its way here from the middle of a device's stream; what is issued after it does
-    not hold it up. It is NaN if it could not be computed and another thread was told why: a failure
-    is told to whoever asks first.
+    not hold it up.
 
     >>> loss = Reading(model(x).mean())
     >>> loss.value()
@@ -116,7 +121,7 @@ class Reading:
         self._arrived = record(source.device)
 
     def value(self) -> float:
-        """Waits for it; raises what went wrong on the device up to it."""
+        """Waits for it; raises what went wrong on the device up to it. NaN once the lease has ended."""
         self._arrived.synchronize()
         return self._host.item()
 
@@ -148,6 +153,13 @@ def heartbeat(device: torch.device) -> int | None:
     """What the device's worker has counted up to; None if nobody can tell."""
     lease = session.current()
     return lease.heartbeat(device.index - 1) if lease is not None else None
+
+
+def give_up(device: torch.device) -> None:
+    """Other devices stop waiting for this one, which does not go on."""
+    lease = session.current()
+    if lease is not None:
+        lease.give_up(device.index - 1)
 
 
 class Watch:

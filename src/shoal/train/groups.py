@@ -173,6 +173,7 @@ class WorkerGroups:
         group = next(g for g in self._groups if member in g.members)
         # Whoever trains may still wait for other devices: it is named before that.
         _log.warning("shoal: %s: %s", self._name(group, member), why)
+        train_devices.give_up(member.device)
         if group.lost is None:
             group.lost = why
             for listener in list(self._listeners):

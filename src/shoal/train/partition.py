@@ -106,15 +106,15 @@ def partition(
 def partition_fitting(
     units: Sequence[Unit], devices: Sequence[StageDevice], limits: Limits
 ) -> tuple[tuple[Stage, ...], Limits]:
-    """Like `partition`; where the schedule needs too much memory, with 1F1B. Returns what it used:
-    to put gradients off costs memory in the later stages."""
-    try:
-        return partition(units, devices, limits), limits
-    except CannotPartition:
-        if limits.schedule != "zero-bubble":
-            raise
-    less = replace(limits, schedule="1f1b")
-    return partition(units, devices, less), less
+    """Like `partition`; where the schedule needs too much memory, with one that needs less. Returns
+    what it used."""
+    while True:
+        try:
+            return partition(units, devices, limits), limits
+        except CannotPartition:
+            if limits.schedule not in schedules.LEANER:
+                raise
+        limits = replace(limits, schedule=schedules.LEANER[limits.schedule])
 
 
 def step_seconds(

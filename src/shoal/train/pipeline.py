@@ -167,9 +167,7 @@ class _PipelineStep:
         apart = [s for s, micros in enumerate(self._apart) if micro in micros]
         # In the last one autograd tells the exchange of each gradient, while the backward pass runs.
         # The other schedules' sums are bit for bit autograd's.
-        at_once = replica.plan.schedule == "zero-bubble" and (
-            micro != self._last or not self._context.exchange.several
-        )
+        at_once = any(self._apart) and (micro != self._last or not self._context.exchange.several)
         run = self._runs[micro] = Run(
             replica.plan.begins,
             self._devices,
@@ -192,7 +190,8 @@ class _PipelineStep:
         set_current(device)
         if stage == len(self._devices) - 1:
             assert run.loss is not None
-            (run.loss * self._parts[micro].weight).backward()  # type: ignore[no-untyped-call]
+            weight = self._parts[micro].weight * self._context.scale
+            (run.loss * weight).backward()  # type: ignore[no-untyped-call]
             run.loss = None
         else:
             sources, grads = run.outgoing(stage)

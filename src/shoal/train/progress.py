@@ -59,7 +59,7 @@ class ProgressBar:
 
     def step(self, number: int, epoch: int, loss: float, samples: int) -> None:
         """Step `number` of the whole training is done, those of earlier runs among them."""
-        now = time.monotonic()
+        now = time.perf_counter()  # the clock of the timeline's spans
         self._recent.append((now, samples))
         self._samples += samples
         self._done = [*self._done[:1], (loss, number + 1)]
@@ -105,14 +105,13 @@ class ProgressBar:
         """The part of the last steps' time in which each device computed."""
         if len(self._recent) < 2:
             return []
-        window = self._recent[-1][0] - self._recent[0][0]
-        since = time.perf_counter() - window
+        since, until = self._recent[0][0], self._recent[-1][0]
         busy: dict[str, float] = {}
         for span in self._timeline.since(since):
             if span.kind in WORK:
-                seconds = span.stop_s - max(span.start_s, since)
-                busy[span.track] = busy.get(span.track, 0.0) + seconds
-        return [min(1.0, busy[track] / max(window, 1e-9)) for track in sorted(busy)]
+                seconds = min(span.stop_s, until) - max(span.start_s, since)
+                busy[span.track] = busy.get(span.track, 0.0) + max(0.0, seconds)
+        return [min(1.0, busy[track] / max(until - since, 1e-9)) for track in sorted(busy)]
 
     def __enter__(self) -> ProgressBar:
         self._bar.start()

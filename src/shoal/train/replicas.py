@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from shoal.train import batches
 from shoal.train.board import Board
-from shoal.train.devices import Reading, record
+from shoal.train.devices import Reading, allocated_bytes, record
 from shoal.train.exchange import Exchange
 from shoal.train.groups import WorkerGroup
 from shoal.train.timeline import Stopwatch, Timeline
@@ -37,6 +37,7 @@ class StepContext:
     board: Board
     exchange: Exchange
     timeout_s: float
+    scale: float = 1.0  # of the loss, before the backward pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,8 @@ class Replica:
         self.optimizer = optimizer
         self.objective = objective
         self.timeline = timeline
+        self.fixed_bytes = 0  # in use before the last step's forward passes, and at the end of one
+        self.used_bytes = 0
         self.stopwatches = [Stopwatch(str(m), timeline, m.device) for m in self.used_members]
         place(model, optimizer, self.device_of)
 
@@ -100,14 +103,16 @@ class Replica:
         device: torch.device = self.group.device
         losses = []
         start = record(device)
+        self.fixed_bytes = self.used_bytes = allocated_bytes(device)
         for i, part in enumerate(parts):
             context.board.check()
             if i == len(parts) - 1:
                 context.exchange.arm(context.slot, device)
             batch = batches.to_device(part.batch, device)
             loss = self.objective(self.model, batch, device.type)
+            self.used_bytes = max(self.used_bytes, allocated_bytes(device))
             losses.append((Reading(loss), part.weight))
-            (loss * part.weight).backward()  # type: ignore[no-untyped-call]
+            (loss * (part.weight * context.scale)).backward()  # type: ignore[no-untyped-call]
         self.stopwatches[0].time("compute", context.step, start, record(device))
         return losses
 

@@ -10,6 +10,8 @@ from typing import Literal
 
 #: The part of a backward pass that computes the gradients of weights, where it is not measured.
 WEIGHT_PART = 0.5
+#: Steps that are run on paper; the first half only fills the stages.
+SIMULATED_STEPS = 6
 
 
 class InvalidSchedule(ValueError):
@@ -61,27 +63,57 @@ def one_forward_one_backward(stages: int, micro_batches: int) -> Schedule:
     >>> [" ".join(map(str, line)) for line in one_forward_one_backward(2, 3)]
     ['F0 F1 B0 F2 B1 B2', 'F0 B0 F1 B1 F2 B2']
     """
-    _positive(stages, micro_batches)
-    lines = []
-    for stage in range(stages):
-        ahead = min(stages - stage - 1, micro_batches)
-        line = [forward(m) for m in range(ahead)]
-        for m in range(micro_batches - ahead):
-            line += [forward(m + ahead), backward(m)]
-        line += [backward(m) for m in range(micro_batches - ahead, micro_batches)]
-        lines.append(tuple(line))
-    return tuple(lines)
+    return _alternating(stages, micro_batches, [stages - s - 1 for s in range(stages)])
 
 
 def zero_bubble(stages: int, micro_batches: int) -> Schedule:
     """1F1B whose later stages put the gradients of their weights off, for nobody waits for those: the
     stage before goes on sooner, and what was put off fills the time in which there is nothing else.
-    Every stage keeps at most as many micro-batches as there are stages.
+
+    Each stage starts as many micro-batches as it can until the first comes back. Where steps follow
+    each other, what later stages have put off fills the time until the next step's first micro-batch
+    comes to them: with `enough` micro-batches nobody ever waits. Every stage keeps at most so many.
 
     >>> [" ".join(map(str, line)) for line in zero_bubble(2, 3)]
+    ['F0 F1 F2 B0 B1 B2', 'F0 B0 F1 B1 F2 B2 W0 W1 W2']
+    """
+    ahead = [2 * (stages - s) - 2 for s in range(stages)]
+    return _putting_off(_alternating(stages, micro_batches, ahead))
+
+
+def enough(stages: int) -> int:
+    """The micro-batches from which on nobody waits in `zero_bubble`."""
+    return 2 * stages - 1
+
+
+def zero_bubble_lean(stages: int, micro_batches: int) -> Schedule:
+    """The same with the micro-batches under way that 1F1B has: every stage keeps at most as many as
+    there are stages, and in each step the first waits for its first one to come back.
+
+    >>> [" ".join(map(str, line)) for line in zero_bubble_lean(2, 3)]
     ['F0 F1 B0 F2 B1 B2', 'F0 B0 F1 B1 W0 F2 B2 W1 W2']
     """
-    base = one_forward_one_backward(stages, micro_batches)
+    return _putting_off(one_forward_one_backward(stages, micro_batches))
+
+
+def _alternating(stages: int, micro_batches: int, ahead: Sequence[int]) -> Schedule:
+    """Each stage computes so many forwards first, then a forward and a backward in turn."""
+    _positive(stages, micro_batches)
+    lines = []
+    for most in ahead:
+        first = min(most, micro_batches)
+        line = [forward(m) for m in range(first)]
+        for m in range(micro_batches - first):
+            line += [forward(m + first), backward(m)]
+        line += [backward(m) for m in range(micro_batches - first, micro_batches)]
+        lines.append(tuple(line))
+    return tuple(lines)
+
+
+def _putting_off(base: Schedule) -> Schedule:
+    """`base` with the gradients of weights of all stages but the first put where these would wait, on
+    paper: a forward, the gradients of inputs and those of weights take the same time."""
+    stages = len(base)
     lines: list[list[Instruction]] = [[] for _ in base]
     put_off: list[deque[Instruction]] = [deque() for _ in base]
     left = [deque(line) for line in base]
@@ -121,7 +153,14 @@ def _choose(
     return put_off.popleft() if put_off else None
 
 
-SCHEDULES = {"zero-bubble": zero_bubble, "1f1b": one_forward_one_backward, "gpipe": gpipe}
+SCHEDULES = {
+    "zero-bubble": zero_bubble,
+    "zero-bubble-lean": zero_bubble_lean,
+    "1f1b": one_forward_one_backward,
+    "gpipe": gpipe,
+}
+#: What takes less memory, in the order in which it is tried where a schedule does not fit.
+LEANER = {"zero-bubble": "zero-bubble-lean", "zero-bubble-lean": "1f1b"}
 
 
 @lru_cache(maxsize=64)
@@ -219,7 +258,7 @@ def issue_order(schedule: Schedule) -> tuple[Issue, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long a schedule takes, and how much of that each stage works."""
+    """How long a step takes where steps follow each other, and how much of it each stage works."""
 
     total_s: float
     busy_s: tuple[float, ...]
@@ -237,14 +276,15 @@ def simulate(
     backward_s: Sequence[float],
     transfer_s: float = 0.0,
 ) -> Timing:
-    """Runs the schedule on paper."""
+    """Runs the schedule on paper, some steps in a row: a stage begins the next one when it has done
+    its part of this one."""
     stages = len(schedule)
     apart = [split(line) for line in schedule]
-    done: dict[tuple[int, str, int], float] = {}
     clock = [0.0] * stages
     busy = [0.0] * stages
+    ends: list[float] = []
 
-    def run(stage: int, instruction: Instruction) -> None:
+    def run(stage: int, instruction: Instruction, done: dict[tuple[int, str, int], float]) -> None:
         start = clock[stage]
         need = _need(stage, stages, instruction)
         if need is not None and need[0] != stage:
@@ -258,11 +298,16 @@ def simulate(
         busy[stage] += took
         done[stage, instruction.kind, instruction.micro] = clock[stage]
 
-    for issue in issue_order(schedule):
-        every = range(stages) if issue.instruction.kind == "forward" else (issue.stage,)
-        for stage in every:
-            run(stage, issue.instruction)
-    return Timing(max(clock, default=0.0), tuple(busy))
+    for _ in range(SIMULATED_STEPS):
+        done: dict[tuple[int, str, int], float] = {}
+        for issue in issue_order(schedule):
+            every = range(stages) if issue.instruction.kind == "forward" else (issue.stage,)
+            for stage in every:
+                run(stage, issue.instruction, done)
+        ends.append(max(clock, default=0.0))
+    settled = SIMULATED_STEPS // 2
+    each_s = (ends[-1] - ends[settled - 1]) / (SIMULATED_STEPS - settled)
+    return Timing(each_s, tuple(seconds / SIMULATED_STEPS for seconds in busy))
 
 
 def _need(stage: int, stages: int, instruction: Instruction) -> tuple[int, str, int] | None:

@@ -22,6 +22,7 @@ JUMP = (
 AGREE = 0.35  # two times off by about the same are no accident
 NOISE_START, NOISE_MIN = 0.1, 0.02  # relative deviation of one time: before it is known, at least
 SURE = 4.0  # deviations that a gain must be above zero
+ROUNDING = 1e-9  # samples
 SIZES = 32  # numbers of samples that a batch is divided into: each new one costs a warm-up
 
 
@@ -139,22 +140,32 @@ def divide(
 
 
 def _level(total: int, fits: Sequence[CostFit], caps: Sequence[int]) -> list[int]:
-    """The most samples that every group finishes within the same time, not more than `total`."""
+    """The most whole samples that every group finishes within the same time, not more than `total`.
 
-    def within(seconds: float) -> list[int]:
-        return [
-            max(0, min(cap, math.floor((seconds - fit.fixed_s) / fit.sample_s)))
-            for fit, cap in zip(fits, caps, strict=True)
-        ]
-
-    low, high = 0.0, max((f.predict(total) for f in fits), default=0.0)
-    for _ in range(60):
-        middle = (low + high) / 2
-        if sum(within(middle)) <= total:
-            low = middle
-        else:
-            high = middle
-    return within(low)
+    Samples done by a time are a line that bends where a group begins (its fixed cost is over) and
+    where it is full: the time is found on the piece on which the line reaches `total`.
+    """
+    bends = [(fit.fixed_s, 1 / fit.sample_s) for fit, cap in zip(fits, caps, strict=True) if cap]
+    bends += [
+        (fit.fixed_s + cap * fit.sample_s, -1 / fit.sample_s)
+        for fit, cap in zip(fits, caps, strict=True)
+        if cap
+    ]
+    seconds = done = rate = 0.0
+    for at, change in sorted(bends):
+        if rate > 0 and done + rate * (at - seconds) >= total:
+            break
+        done += rate * (at - seconds)
+        seconds, rate = at, rate + change
+    if rate > 0:
+        seconds += (total - done) / rate
+    counts = [
+        max(0, min(cap, math.floor((seconds - fit.fixed_s) / fit.sample_s + ROUNDING)))
+        for fit, cap in zip(fits, caps, strict=True)
+    ]
+    while sum(counts) > total:  # rounding took a sample too many
+        counts[max(range(len(counts)), key=lambda i: counts[i])] -= 1
+    return counts
 
 
 @dataclass(slots=True)
@@ -186,6 +197,8 @@ class Divider:
 
     def shares(self, total: int) -> tuple[int, ...]:
         """The division of the next batch of `total` samples."""
+        if self.groups == 1:
+            return divide(total, self.fits, self.limits)
         self._steps += 1
         current = self._current.get(total)
         if not all(fit.known for fit in self.fits):

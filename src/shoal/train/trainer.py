@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
-from contextlib import suppress
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -23,9 +22,11 @@ from shoal.errors import DeviceLostError
 from shoal.train import batches, devices, node_data, shares
 from shoal.train.board import COMMIT, Board
 from shoal.train.build import Builder
-from shoal.train.errors import GroupLostError, NotFiniteError, TrainError
+from shoal.train.errors import GroupError, GroupLostError, NotFiniteError, TrainError
 from shoal.train.exchange import BUCKET_BYTES, Exchange
 from shoal.train.groups import WorkerGroup, WorkerGroups
+from shoal.train.pieces import Pieces
+from shoal.train.recovery import OnLost, Recovery
 from shoal.train.replicas import (
     Objective,
     Part,
@@ -36,15 +37,12 @@ from shoal.train.replicas import (
     copy_replica,
     hyperparameters,
     place,
-    take_over,
 )
+from shoal.train.scaling import LossScale, unscale
 from shoal.train.timeline import Timeline
 
+_log = logging.getLogger("shoal.train")
 STEP_TIMEOUT_S = 600.0
-SETTLE_LOST_S = 0.2  # that survivors get to let go of a step before a loss is raised
-LOST_KNOWN_S = 0.3  # in which a process that has closed its connection is seen to have ended
-LOOK_CLOSELY_S = 0.02
-LOOK_EVERY_S = 0.1  # how often a wait looks whether the group is lost
 MEASURES_KEPT = 4  # steps after which a time that is still unknown is given up
 Autocast = torch.dtype | None
 
@@ -57,7 +55,7 @@ class Step:
     samples: int
     shares: tuple[int, ...]  # samples of each group
     loss: float  # mean over the samples; NaN where nan="ignore" left it unread
-    skipped: bool = False  # the loss was not finite and nan="skip"
+    skipped: bool = False  # the loss was not finite and nan="skip", or float16 overflowed
 
 
 @dataclass(slots=True)
@@ -83,11 +81,12 @@ class Trainer:
         optimizer: any torch optimizer whose `step()` needs no closure.
         groups: from `worker_groups`, or what its first argument takes.
         micro_batches: pieces that a group computes one after another: gradient accumulation on one
-            device, the pipeline's pieces on several (default there: 2 for each stage, 4 with the
-            schedules "1f1b" and "gpipe", fewer where they would be too small to compute well).
-        schedule: "zero-bubble", "1f1b" or "gpipe".
+            device, the pipeline's pieces on several (default there: 2 * stages - 1, 4 for each stage
+            with "1f1b" and "gpipe", fewer where they would be too small to compute well).
+        schedule: "zero-bubble", "zero-bubble-lean", "1f1b" or "gpipe".
         clip_norm: the largest norm of all gradients together.
-        autocast: `torch.bfloat16` for mixed precision.
+        autocast: `torch.bfloat16` or `torch.float16` for mixed precision; the latter with a loss scale
+            that follows the gradients (steps whose gradients overflow are skipped).
         weigh: what a part of a batch counts in the mean, by default its samples. For losses that
             are means over something else: `weigh=lambda batch: batch["attention_mask"].sum()`.
         nan: "raise" before the weights change, "skip" the step, or "ignore" (the loss is not read).
@@ -119,7 +118,7 @@ class Trainer:
         autocast: Autocast = None,
         weigh: Callable[[Any], Any] | None = None,
         nan: Literal["raise", "skip", "ignore"] = "raise",
-        on_lost: Literal["stop", "save", "continue"] = "stop",
+        on_lost: OnLost = "stop",
         divide_update: bool | None = None,
         balance: bool = True,
         batch_limits: Sequence[int | None] | None = None,
@@ -131,9 +130,9 @@ class Trainer:
         self.optimizer = optimizer
         self.groups = groups
         self.steps = 0
-        self.lost: list[GroupLostError] = []
         self.timeline = Timeline()
         self._objective = Objective(loss, autocast)
+        self._scale = LossScale() if autocast is torch.float16 else None
         self._builder = Builder(micro_batches, schedule, tell)
         self._clip_norm = clip_norm
         self._weigh = weigh or batches.size
@@ -145,9 +144,13 @@ class Trainer:
         self._bucket_bytes = bucket_bytes
         self._timeout_s = step_timeout_s
         self._homes = {n: t.device for n, t in [*model.named_parameters(), *model.named_buffers()]}
-        self._replicas: list[Replica] = []
+        self._replicas: list[Replica] = []  # one list for the trainer's life: recovery has it, too
+        self._recovery = Recovery(
+            self._replicas, on_lost, step_timeout_s, self._disconnect, self._connect_without
+        )
         self._exchange: Exchange | None = None
         self._divider = shares.Divider(1)
+        self._pieces = Pieces()
         # Steps whose times are not known yet: shares and times by group.
         self._measured: dict[int, tuple[tuple[int, ...], list[float | None]]] = {}
         self._dividing = threading.Lock()
@@ -166,10 +169,10 @@ class Trainer:
             try:
                 return self._attempt(ready)
             except GroupLostError as error:
-                self.lost.append(error)
-                if self._on_lost != "continue" or len(self._replicas) == 1:
+                self._recovery.go_on_without(error)
+            except GroupError as error:
+                if not self._in_more_pieces(error, ready):
                     raise
-                self._drop(error.group)
 
     def prepare(self, batch: Any) -> Prepared:
         """Divides a batch and sends its parts to the groups' devices, ahead of its step. May run in
@@ -195,7 +198,7 @@ class Trainer:
         where the model can be cut."""
         if self._replicas:
             return
-        self._replicas = self._builder.build(
+        self._replicas[:] = self._builder.build(
             self.model, self.optimizer, self.groups, self._objective, self.timeline, batch
         )
         if self._divide_update:
@@ -229,9 +232,10 @@ class Trainer:
         assert self._exchange is not None
         self._exchange.begin(board, number, [i for i, n in enumerate(counts) if n > 0])
         settings = hyperparameters(self._replicas[0].optimizer)
+        scale = self._scale.value if self._scale is not None else 1.0
         futures = []
         for slot, replica in enumerate(self._replicas):
-            context = StepContext(number, slot, board, self._exchange, self._timeout_s)
+            context = StepContext(number, slot, board, self._exchange, self._timeout_s, scale)
             work = partial(self._work, replica, parts[slot], context, settings)
             futures.append(replica.group.call(work))
         try:
@@ -240,17 +244,50 @@ class Trainer:
                 board.wait(("ready", slot), what, self._timeout_s)
         except BaseException as error:
             board.fail(-1, error)
-            raise self._failure(board, futures, number) from None
+            failure = self._recovery.failure(board, futures, number)
+            raise failure from failure.__cause__
         loss = self._loss(futures, board, number)
-        skipped = not math.isfinite(loss) and self._nan == "skip"
+        overflowed = any(board.values("overflow").values())
+        skipped = overflowed or (not math.isfinite(loss) and self._nan == "skip")
         if skipped:
             board.mark("skip")
         if not board.commit():
-            raise self._failure(board, futures, number)
+            raise self._recovery.failure(board, futures, number)
+        if self._scale is not None:
+            self._scale.learn(overflowed)
         self.steps += 1
         self._measured[number] = counts, [None] * len(counts)
-        self._finish(futures, number)
+        self._fit_into_memory(parts)
+        self._recovery.finish(futures, number)
         return Step(number, ready.samples, counts, loss, skipped)
+
+    def _in_more_pieces(self, error: GroupError, ready: Prepared) -> bool:
+        """After a step that lacked memory: whether to do it again, in more pieces."""
+        if not isinstance(error.__cause__, torch.OutOfMemoryError):
+            return False
+        slot = ready.groups.index(error.group)
+        group = self._replicas[slot].group
+        if not self._pieces.double(group.index, len(ready.parts[slot]), ready.counts[slot]):
+            return False
+        _log.warning(
+            "shoal: %r: too little memory for its part in step %d: computes it in %d pieces",
+            group, self.steps, self._pieces.of(group.index, 1),
+        )  # fmt: skip
+        ready.groups = ()  # to be divided again
+        return True
+
+    def _fit_into_memory(self, parts: Sequence[Sequence[Part]]) -> None:
+        """A part that was more than its device's memory is computed in pieces from now on: that
+        costs less than moving it out and in again."""
+        for replica, pieces in zip(self._replicas, parts, strict=True):
+            group, member = replica.group, replica.used_members[0]
+            used = replica.used_bytes, replica.fixed_bytes, member.memory_bytes
+            if pieces and self._pieces.fit(group.index, len(pieces), *used):
+                _log.warning(
+                    "shoal: %r: step %d used %.0f MiB of %.0f: computes its part in %d pieces",
+                    group, self.steps, used[0] / 2**20, used[2] / 2**20,
+                    self._pieces.of(group.index, 1),
+                )  # fmt: skip
 
     def _work(
         self,
@@ -270,6 +307,10 @@ class Trainer:
                 # The others' gradients have really come: after the commit there is no way back.
                 for member in replica.used_members:
                     devices.synchronize(member.device)
+            if self._scale is not None:
+                summed = context.exchange.owned(slot) if context.exchange.divided else None
+                found = unscale(summed or replica.parameters, context.scale)
+                board.put("overflow", slot, found)
             if self._nan != "ignore":
                 board.put("loss", slot, math.fsum(loss.value() * w for loss, w in losses))
             board.mark(("ready", slot))
@@ -312,8 +353,8 @@ class Trainer:
             'this step. Look at the batch and the learning rate, or pass nan="skip"'
         )
         board.fail(group.index, error)
-        _settle(futures, self._timeout_s)
-        self._clear_gradients()
+        self._recovery.settle(futures)
+        self._recovery.clear_gradients()
         raise error
 
     def _divide(self, samples: int) -> tuple[int, ...]:
@@ -344,7 +385,8 @@ class Trainer:
         for part, count, replica in zip(
             batches.split(batch, counts), counts, replicas, strict=True
         ):
-            sizes = shares.chunk_sizes(count, self._builder.micro_batches_for(replica.stages))
+            wanted = self._builder.micro_batches_for(replica.stages)
+            sizes = shares.chunk_sizes(count, self._pieces.of(replica.group.index, wanted))
             pieces.append(batches.split(part, sizes))
         measures = [float(self._weigh(piece)) for group in pieces for piece in group]
         try:
@@ -358,112 +400,23 @@ class Trainer:
     def _on_trouble(self, group: WorkerGroup, why: str) -> None:
         self._board.fail(group.index, DeviceLostError(why))
 
-    def _failure(self, board: Board, futures: Sequence[Future[Any]], number: int) -> BaseException:
-        """The step failed: waits until the groups have let go, and says whose fault it was."""
-        assert board.failure is not None
-        cause = board.failure.error
-        if board.failure.group < 0:  # this thread itself was interrupted, or waited too long
-            _settle(futures, self._timeout_s)
-            return cause
-        culprit = self._culprit(board.failure.group, cause)
-        alive = [
-            f
-            for replica, f in zip(self._replicas, futures, strict=True)
-            if replica.group is not culprit
-        ]
-        error = culprit.error(cause, number)
-        lost = isinstance(error, GroupLostError)
-        if lost and self._on_lost == "stop":
-            # Survivors may wait for the lost device for seconds. There is no next step to keep
-            # them for, so the error does not wait for them; `close()` does.
-            if wait(alive, SETTLE_LOST_S).not_done:
-                return error
-        else:
-            _settle(alive, self._timeout_s)
-        if not lost:
-            for replica in self._replicas:
-                _drain(replica)
-        self._clear_gradients(without=culprit if lost else None)
-        return error
-
-    def _culprit(self, index: int, cause: BaseException) -> WorkerGroup:
-        """The group whose device is gone; a copy that failed may have been another's."""
-        groups = [replica.group for replica in self._replicas]
-        failed = next((g for g in groups if g.index == index), groups[0])
-        if not isinstance(cause, DeviceLostError) or failed.lost is not None:
-            return failed
-        gone: list[WorkerGroup] = []
-        until = time.monotonic() + LOST_KNOWN_S
-        while not gone and time.monotonic() < until:  # a process takes a moment to be gone
-            gone = [g for g in groups if g.lost is not None or g.silent or g.has_ended()]
-            time.sleep(0 if gone else LOOK_CLOSELY_S)
-        if not gone:  # asking a device that waits for the lost one takes seconds
-            gone = [g for g in groups if any(devices.is_lost(d) for d in g.devices)]
-        if not gone:
-            return failed
-        gone[0].lost = gone[0].lost or str(cause)
-        return gone[0]
-
-    def _finish(self, futures: Sequence[Future[Any]], number: int) -> None:
-        """Waits until all groups have issued their updates; from then on lr may change. A group that
-        is lost now has missed nothing that the others need."""
-        for replica, future in list(zip(self._replicas, futures, strict=True)):
-            try:
-                self._wait_update(replica, future)
-            except DeviceLostError as error:
-                self._forgo(self._culprit(replica.group.index, error), error, number)
-            except Exception as error:
-                raise replica.group.error(error, number) from error
-
-    def _wait_update(self, replica: Replica, future: Future[Any]) -> None:
-        until = time.monotonic() + self._timeout_s
-        while not future.done():
-            gone = [r.group.lost for r in self._replicas if r.group.lost is not None]
-            if gone and (replica.group.lost is not None or self._on_lost == "stop"):
-                raise DeviceLostError(gone[0])  # known before the device itself gives up
-            if time.monotonic() > until:
-                raise TrainError(f"waited {self._timeout_s:g} s for the update of {replica.group}")
-            wait([future], LOOK_EVERY_S)
-        future.result()
-
-    def _forgo(self, group: WorkerGroup, error: DeviceLostError, number: int) -> None:
-        lost = group.error(error, number)
-        assert isinstance(lost, GroupLostError)
-        self.lost.append(lost)
-        if self._on_lost != "continue" or len(self._replicas) == 1:
-            raise lost from error
-        self._drop(group.index)
+    @property
+    def lost(self) -> list[GroupLostError]:
+        """The losses so far."""
+        return self._recovery.lost
 
     def drop(self, index: int) -> bool:
         """Gives a group up. The model and optimizer then hold what the others hold; False if there
         are no others, or with `on_lost="stop"`."""
-        if (
-            self._on_lost == "stop"
-            or len(self._replicas) < 2
-            or all(r.group.index != index for r in self._replicas)
-        ):
-            return False
-        self._drop(index)
-        return True
+        return self._recovery.drop(index)
 
-    def _drop(self, index: int) -> None:
-        """Goes on without a group. The user's own model moves in with a survivor if need be."""
-        slot = next(i for i, r in enumerate(self._replicas) if r.group.index == index)
-        lost = self._replicas.pop(slot)
+    def _disconnect(self) -> None:
         if self._exchange is not None:
-            self._exchange.close(wait=False)  # its threads may still wait for the lost device
-        lost.close()
-        for replica in self._replicas:
-            _drain(replica)
-        if slot == 0:
-            self._replicas[0] = take_over(lost, self._replicas[0])
+            self._exchange.close(wait=False)
+
+    def _connect_without(self, slot: int) -> None:
         self._measured.clear()
         self._connect(self._divider.without(slot))
-
-    def _clear_gradients(self, without: WorkerGroup | None = None) -> None:
-        for replica in self._replicas:
-            if replica.group is not without:
-                replica.optimizer.zero_grad(set_to_none=True)
 
     # --- beside the steps ---
 
@@ -543,7 +496,8 @@ class Trainer:
             self._gather_state()
         except DeviceLostError as error:
             failure = error
-        replicas, self._replicas = self._replicas, []
+        replicas = list(self._replicas)
+        self._replicas.clear()
         if not replicas:
             return
         try:
@@ -588,20 +542,3 @@ def _may_divide(optimizer: Optimizer, on_lost: str, asked: bool | None) -> bool:
 
 def _nothing() -> None:
     """Before there are groups to listen to."""
-
-
-def _drain(replica: Replica) -> None:
-    """Waits until a group has done what it was given, and lets go of what failed there: it followed
-    from what is told already, and must not be told as the next step's."""
-    for member in replica.used_members:
-        with suppress(Exception):
-            devices.synchronize(member.device)
-
-
-def _settle(futures: Sequence[Future[Any]], timeout_s: float) -> None:
-    """Waits until work that was told to stop has stopped."""
-    for future in futures:
-        try:
-            future.exception(timeout_s)
-        except TimeoutError:
-            raise TrainError(f"a group did not stop within {timeout_s:g} s") from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,8 +19,13 @@ def units(count: int = 8, weight: int = MiB, activation: int = MiB) -> list[Unit
     return [Unit(f"block.{i}", 0.001, 0.002, weight, activation, 1000) for i in range(count)]
 
 
+def pieces(micro_batches: int) -> Callable[[int], int]:
+    """So many micro-batches wherever there are stages."""
+    return lambda stages: micro_batches if stages > 1 else 1
+
+
 def chosen(made: list[Unit], devices: list[StageDevice], batch: int = 32) -> Choice:
-    return choose(made, devices, batch, batch, micro_batches=4)
+    return choose(made, devices, batch, batch, micro_batches=pieces(4))
 
 
 def text(choice: Choice) -> str:
@@ -44,20 +51,24 @@ def test_what_does_not_fit_is_cut() -> None:
 
 def test_both_at_once() -> None:
     devices = [StageDevice(memory_bytes=30 * MiB)] * 4
-    choice = choose(units(), devices, 32, 32, micro_batches=4, link_bytes_per_s=1e11)
+    choice = choose(units(), devices, 32, 32, micro_batches=pieces(4), link_bytes_per_s=1e11)
     assert choice.best.name == "2 x 2"
 
 
 def test_large_gradients_over_a_slow_link_are_not_exchanged() -> None:
     heavy = units(weight=200 * MiB, activation=0)
-    choice = choose(heavy, [StageDevice()] * 2, 32, 32, micro_batches=8, link_bytes_per_s=1e9)
+    choice = choose(
+        heavy, [StageDevice()] * 2, 32, 32, micro_batches=pieces(8), link_bytes_per_s=1e9
+    )
     assert choice.best.name in ("1 x 2", "1 x 1")
 
 
 def test_a_useless_device_is_left_out() -> None:
     heavy = units(weight=100 * MiB, activation=0)
     slow = StageDevice(speed=0.01)
-    choice = choose(heavy, [StageDevice(), slow], 32, 32, micro_batches=4, link_bytes_per_s=1e8)
+    choice = choose(
+        heavy, [StageDevice(), slow], 32, 32, micro_batches=pieces(4), link_bytes_per_s=1e8
+    )
     assert choice.best.layout == ((0,),)
 
 

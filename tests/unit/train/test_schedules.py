@@ -29,31 +29,41 @@ def test_memory_of_1f1b_is_bounded_by_the_stages(stages: int, micros: int) -> No
     assert schedules.in_flight(schedules.gpipe(stages, micros)[0]) == micros
 
 
+def timing(name: str, stages: int, micros: int) -> schedules.Timing:
+    """On equal stages, where a backward pass takes twice as long as a forward."""
+    return schedules.simulate(schedules.make(name, stages, micros), [1.0] * stages, [2.0] * stages)
+
+
 @given(counts, counts)
 def test_the_bubble_is_the_known_one(stages: int, micros: int) -> None:
     for name in ("1f1b", "gpipe"):
-        timing = schedules.simulate(
-            schedules.make(name, stages, micros), [1.0] * stages, [2.0] * stages
-        )
-        assert timing.total_s == pytest.approx(3.0 * (micros + stages - 1))
-        assert timing.bubble == pytest.approx((stages - 1) / (micros + stages - 1))
+        found = timing(name, stages, micros)
+        assert found.total_s == pytest.approx(3.0 * (micros + stages - 1))
+        assert found.bubble == pytest.approx((stages - 1) / (micros + stages - 1))
 
 
 @given(counts, counts)
 def test_weights_that_are_put_off_fill_the_bubble(stages: int, micros: int) -> None:
-    schedule = schedules.make("zero-bubble", stages, micros)
-    assert schedules.split(schedule[0]) == frozenset()
-    for line in schedule[1:]:
-        assert schedules.split(line) == frozenset(range(micros))
-    assert all(schedules.in_flight(line) <= min(stages, micros) for line in schedule)
-    timing = schedules.simulate(schedule, [1.0] * stages, [2.0] * stages)
-    before = schedules.simulate(
-        schedules.make("1f1b", stages, micros), [1.0] * stages, [2.0] * stages
-    )
-    assert timing.total_s <= before.total_s
-    assert timing.busy_s == before.busy_s
+    most = {"zero-bubble": schedules.enough(stages), "zero-bubble-lean": stages}
+    before = timing("1f1b", stages, micros)
+    for name, kept in most.items():
+        schedule = schedules.make(name, stages, micros)
+        assert schedules.split(schedule[0]) == frozenset()
+        for line in schedule[1:]:
+            assert schedules.split(line) == frozenset(range(micros))
+        assert all(schedules.in_flight(line) <= min(kept, micros) for line in schedule)
+        found = timing(name, stages, micros)
+        assert found.total_s <= before.total_s + 1e-9
+        assert found.busy_s == pytest.approx(before.busy_s)
     if micros >= 2 * stages:
-        assert timing.total_s == 3.0 * micros + stages - 1
+        lean = timing("zero-bubble-lean", stages, micros)
+        assert lean.total_s == pytest.approx(3.0 * micros + stages - 1)
+
+
+@given(counts, st.integers(0, 8))
+def test_with_enough_micro_batches_nobody_waits(stages: int, more: int) -> None:
+    found = timing("zero-bubble", stages, schedules.enough(stages) + more)
+    assert found.bubble == pytest.approx(0.0, abs=1e-9)
 
 
 @given(counts, counts, st.sampled_from(sorted(schedules.SCHEDULES)))
@@ -79,10 +89,11 @@ def test_a_circle_is_found() -> None:
         schedules.check(early, 1)
     with pytest.raises(InvalidSchedule, match="at least one"):
         schedules.make("1f1b", 0, 1)
-    with pytest.raises(InvalidSchedule, match="zero-bubble, 1f1b, gpipe"):
+    with pytest.raises(InvalidSchedule, match="zero-bubble, zero-bubble-lean, 1f1b, gpipe"):
         schedules.make("2f2b", 1, 1)
 
 
 def test_transfers_lengthen_the_way() -> None:
     schedule = schedules.gpipe(2, 1)
     assert schedules.simulate(schedule, [1, 1], [1, 1], transfer_s=0.5).total_s == 5.0
+    assert schedules.simulate(schedule, [1, 1], [1, 1]).total_s == 4.0

@@ -1,0 +1,70 @@
+"""Groups whose memory does not hold their part: it is computed in pieces, with the same result."""
+
+from __future__ import annotations
+
+import copy
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import shoal
+import shoal.train
+
+SAMPLES, WIDTH, STEPS = 256, 512, 4
+#: A step of half the samples keeps some 8 MiB beside 1 MiB of weights.
+ROOMY = "cpu,memory=64MiB,threads=1"
+SWAPS = "cpu,memory=6MiB,host=64MiB,disk=0,threads=1"
+FULL = "cpu,memory=6MiB,host=0,disk=0,threads=1"
+
+
+def model_and_batches() -> tuple[nn.Module, list[tuple[torch.Tensor, torch.Tensor]]]:
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, WIDTH), *(nn.Tanh() for _ in range(30)), nn.Linear(WIDTH, 4)]
+    made = [(torch.randn(SAMPLES, 8), torch.randint(4, (SAMPLES,))) for _ in range(STEPS)]
+    return nn.Sequential(*layers), made
+
+
+def one_device(model: nn.Module, data: list[tuple[torch.Tensor, torch.Tensor]]) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for x, y in data:
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("small", [SWAPS, FULL], ids=["swaps", "full"])
+def test_a_part_that_memory_does_not_hold_is_computed_in_pieces(
+    small: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, data = model_and_batches()
+    expected = one_device(copy.deepcopy(model), data)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        caplog.at_level(logging.WARNING, "shoal.train"),
+        shoal.up([ROOMY, small]) as pool,
+        shoal.connect(pool.url, devices=2),
+        shoal.train.worker_groups(2) as groups,
+        shoal.train.Trainer(model, F.cross_entropy, optimizer, groups) as trainer,
+    ):
+        losses = [trainer.step(batch).loss for batch in data]
+    assert losses == pytest.approx(expected, rel=1e-5)
+    said = [r.getMessage() for r in caplog.records if "pieces" in r.getMessage()]
+    assert said
+    assert all("WorkerGroup 1" in text for text in said)
+
+
+def test_too_little_memory_for_a_single_sample_is_an_error() -> None:
+    model = nn.Sequential(nn.Linear(8, WIDTH * 512), nn.Tanh(), nn.Linear(WIDTH * 512, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = torch.randn(4, 8), torch.randint(4, (4,))
+    with shoal.up([FULL]) as pool, shoal.connect(pool.url), shoal.train.worker_groups(1) as groups:
+        with pytest.raises((shoal.train.GroupError, torch.OutOfMemoryError), match="memory"):
+            with shoal.train.Trainer(model, F.cross_entropy, optimizer, groups) as trainer:
+                trainer.step(batch)
