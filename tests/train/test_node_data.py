@@ -198,7 +198,6 @@ def test_a_slot_is_not_used_again_before_its_copy_is_done(
         for batch in there:
             busy = (busy @ busy).clamp(-1, 1)
             sent.append(batch.to_device(DEVICE))
-    assert reader._slots.taken <= 2
     for got, wanted in zip(sent, [*here, *here], strict=True):
         assert equal(got, wanted)
 
