@@ -329,11 +329,11 @@ void Executor::load(Reader& reader) {
   const uint64_t number = reader.word("reader");
   const uint64_t offset = reader.word("offset");
   if (reader_ == nullptr) throw ProtocolError("this session has no reader");
-  const auto memory = reader_->get(number);
-  if (offset > memory->bytes() || bytes > memory->bytes() - offset) {
-    throw ProtocolError("a range lies outside of the reader's memory");
-  }
   copyInto(address, bytes, [&] {
+    const auto memory = reader_->get(number);
+    if (offset > memory->bytes() || bytes > memory->bytes() - offset) {
+      throw ProtocolError("a range lies outside of the reader's memory");
+    }
     memory_.copyIn(deviceRange(address, bytes, true).data, memory->data() + offset, bytes);
   });
   bytes_in_ += bytes;

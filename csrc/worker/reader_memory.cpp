@@ -20,21 +20,21 @@ void ReaderMemory::put(uint64_t number, int fd) {
   auto mapped = std::make_shared<const memory::SharedMemory>(
       memory::SharedMemory::attach(fd, static_cast<size_t>(info.st_size)));
   const std::lock_guard held(mutex_);
-  before_ = number == number_ + 1 ? std::move(memory_) : nullptr;
-  number_ = number;
-  memory_ = std::move(mapped);
+  memories_[number] = std::move(mapped);
+  if (memories_.size() > 2) memories_.erase(memories_.begin());
   came_.notify_all();
 }
 
 std::shared_ptr<const memory::SharedMemory> ReaderMemory::get(uint64_t number) {
   std::unique_lock held(mutex_);
+  const auto latest = [&] { return memories_.empty() ? 0 : memories_.rbegin()->first; };
   // Only the next one can still be on its way.
-  if (number == number_ + 1) came_.wait_for(held, wait_, [&] { return number_ >= number; });
-  if (number != 0 && number + 1 == number_ && before_ != nullptr) return before_;
-  if (number == 0 || number != number_) {
+  if (number == latest() + 1) came_.wait_for(held, wait_, [&] { return latest() >= number; });
+  const auto found = memories_.find(number);
+  if (found == memories_.end()) {
     throw wire::ProtocolError("this session has no reader " + std::to_string(number));
   }
-  return memory_;
+  return memories_.erase(memories_.begin(), found)->second;
 }
 
 }  // namespace shoal::worker

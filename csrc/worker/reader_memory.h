@@ -1,12 +1,12 @@
 // The memory in which a reader at this node puts samples for the session: a process that the device
 // server started beside the worker. It comes in one thread and is used in another. A reader that
-// has died may be followed by another; what it had read may still be on its way to the device, so
-// the memory of the one before is kept.
+// has died may be followed by another; messages that name the one before may still be on their way.
 #pragma once
 
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 
@@ -29,8 +29,8 @@ class ReaderMemory {
   const std::chrono::milliseconds wait_;
   std::mutex mutex_;
   std::condition_variable came_;
-  uint64_t number_ = 0;  // the first has 1
-  std::shared_ptr<const memory::SharedMemory> memory_, before_;
+  // By number, which begin with 1: the last two, until a message names the later one.
+  std::map<uint64_t, std::shared_ptr<const memory::SharedMemory>> memories_;
 };
 
 }  // namespace shoal::worker

@@ -136,6 +136,30 @@ def test_a_session_has_one_reader_at_a_time(raw: DataClient) -> None:
     wait_until(again, 20, "the next reader has the next number")
 
 
+def test_what_a_reader_that_died_has_read_can_still_be_loaded(
+    raw: DataClient, folder: Path
+) -> None:
+    """Messages that name it may be behind a long call when the next reader comes."""
+    ready, connection = start(raw)
+    read = data_messages.ReadSamples(1, open_x(connection, folder).source, numbers(2), 64, 4096)
+    assert isinstance(ask(connection, read), data_messages.SamplesRead)
+    connection.close()
+    wait_until(lambda: isinstance(attach(raw)[0], messages.ReaderReady), 20, "there is another")
+    address = raw.session << 52 | 7 << 30
+    up, down = raw.both()
+    down.settimeout(20)
+    up.sendall(message(ALLOCATE, address, 4096) + message(LOAD, address, 48, ready.number, 64))
+    up.sendall(message(READ, address, 48))
+    heard = b""
+    while struct.pack("<6q", *range(12, 18)) not in heard:
+        heard += down.recv(65536)
+    # Once the next one was named, the one before is gone.
+    up.sendall(message(LOAD, address, 48, ready.number + 1, 0))
+    up.sendall(message(LOAD, address, 48, ready.number, 64) + message(SYNC))
+    while b"has no reader 1" not in heard:
+        heard += down.recv(65536)
+
+
 # --- its requests ---
 
 
@@ -274,8 +298,9 @@ def test_ranges_outside_of_the_readers_memory_are_refused(raw: DataClient, folde
     size, number = ready.memory_bytes, ready.number
     up, down = raw.both()
     down.settimeout(20)
-    up.sendall(message(ALLOCATE, address, 4096))
-    good = message(LOAD, address, 48, number, 64)
+    other = address + (1 << 30)
+    up.sendall(message(ALLOCATE, address, 4096) + message(ALLOCATE, other, 4096))
+    good = message(LOAD, other, 48, number, 64)
     hostile = [
         (message(LOAD, address, 48, number, size), b"outside of the reader's memory"),
         (message(LOAD, address, 48, number, size - 47), b"outside of the reader's memory"),
@@ -283,8 +308,8 @@ def test_ranges_outside_of_the_readers_memory_are_refused(raw: DataClient, folde
         (message(LOAD, address, 48, number, MASK - 47), b"outside of the reader's memory"),
         (message(LOAD, address, size + 1, number, 0), b"outside of the reader's memory"),
         (message(LOAD, address, MASK, number, 64), b"outside of the reader's memory"),
-        (message(LOAD, address, 4097, number, 0), b"segment"),
-        (message(LOAD, address + 4096, 8, number, 0), b"segment"),
+        (message(LOAD, other, 4097, number, 0), b"segment"),
+        (message(LOAD, other + 4096, 8, number, 0), b"segment"),
         (message(LOAD, address, 48, 0, 0), b"has no reader 0"),
         (message(LOAD, address, 48, number + 1, 0), b"has no reader"),
         (message(LOAD, address, 48, MASK, 0), b"has no reader"),
@@ -298,7 +323,7 @@ def test_ranges_outside_of_the_readers_memory_are_refused(raw: DataClient, folde
         while _replies(heard) < 1:
             heard += down.recv(65536)
         assert reason in heard, (words, heard)
-    up.sendall(good + message(READ, address, 48))
+    up.sendall(good + message(READ, other, 48))
     wanted = struct.pack("<6q", *range(12, 18))
     heard = b""
     while wanted not in heard:

@@ -55,10 +55,32 @@ def pool(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
             yield made
 
 
+def connected(pool: StandingPool) -> shoal.Lease:
+    made = shoal.connect(pool.network_url, devices=2, memory="128MiB", transport="network")
+    assert all(made.by_network)
+    return made
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[list[shoal.Lease]]:
+    """The lease that most tests here have in common: a reader takes seconds to start."""
+    kept: list[shoal.Lease] = []
+    yield kept
+    for one in kept:
+        one.close()
+
+
 @pytest.fixture
-def lease(pool: StandingPool) -> Iterator[shoal.Lease]:
-    with shoal.connect(pool.network_url, devices=2, memory="128MiB", transport="network") as made:
-        assert all(made.by_network)
+def lease(pool: StandingPool, shared: list[shoal.Lease]) -> shoal.Lease:
+    if not shared or not shared[0].active:
+        shared[:] = [connected(pool)]
+    return shared[0]
+
+
+@pytest.fixture
+def fresh(pool: StandingPool) -> Iterator[shoal.Lease]:
+    """A lease for a test that breaks something."""
+    with connected(pool) as made:
         yield made
 
 
@@ -106,6 +128,7 @@ def both(data: Any, **options: Any) -> tuple[Any, Any]:
 def test_every_format_is_what_the_program_reads(
     lease: shoal.Lease, formats: dict[str, Any], name: str
 ) -> None:
+    before = torch.shoal.traffic(1)
     there, here = both(formats[name], batch_size=8, seed=3)
     assert len(there) == len(here)
     assert set(there.places.values()) == {"node"}
@@ -122,8 +145,9 @@ def test_every_format_is_what_the_program_reads(
         assert equal(got.to_device(DEVICE), wanted)
         count += len(got)
     assert count == len(there.source)
-    assert torch.shoal.traffic(1)["bytes_in"] == 0
-    assert torch.shoal.traffic(1)["bytes_node"] > 0
+    after = torch.shoal.traffic(1)
+    assert after["bytes_in"] == before["bytes_in"]
+    assert after["bytes_node"] > before["bytes_node"]
 
 
 def test_columns_of_a_table(lease: shoal.Lease, formats: dict[str, Any]) -> None:
@@ -145,10 +169,10 @@ def test_a_loop_without_a_trainer_unpacks_the_batch(
 
 
 def test_a_part_larger_than_the_readers_memory_comes_in_pieces(
-    lease: shoal.Lease, formats: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    fresh: shoal.Lease, formats: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As much of the memory is used as there is, and used again when the worker is past the copies."""
-    reader = node_reader.reader_of(lease, 0)
+    reader = node_reader.reader_of(fresh, 0)
     reader._slots = type(reader._slots)(256 * 1024)  # the large format has 20 KB a sample
     there, here = both(formats["large"], batch_size=40, shuffle=False)
     for _ in range(3):
@@ -159,6 +183,23 @@ def test_a_part_larger_than_the_readers_memory_comes_in_pieces(
     batch = next(iter(there))
     with pytest.raises(shoal.train.DataError, match=r'does not fit.*where="program"'):
         batch.to_device(DEVICE)
+
+
+def test_a_slot_is_not_used_again_before_its_copy_is_done(
+    fresh: shoal.Lease, formats: dict[str, Any]
+) -> None:
+    """The device is busy while batch after batch is sent through two slots' worth of memory."""
+    reader = node_reader.reader_of(fresh, 0)
+    reader._slots = type(reader._slots)(2**18)
+    busy = torch.randn(400, 400, device=DEVICE)
+    there, here = both(formats["large"], batch_size=5)
+    sent = []
+    for _ in range(2):
+        for batch in there:
+            busy = (busy @ busy).clamp(-1, 1)
+            sent.append(batch.to_device(DEVICE))
+    for got, wanted in zip(sent, [*here, *here], strict=True):
+        assert equal(got, wanted)
 
 
 def test_images_of_a_batch_may_differ_from_those_of_another(
@@ -370,7 +411,9 @@ def test_a_node_that_serves_nothing(formats: dict[str, Any], tmp_path: Path) -> 
 
 
 def test_without_a_lease_the_program_reads(formats: dict[str, Any], tmp_path: Path) -> None:
-    assert session.current() is None
+    current = session.current()
+    if current is not None:
+        current.close()
     there, here = both(formats["npy"], batch_size=8)
     for got, wanted in zip(there, here, strict=True):
         assert equal(got, wanted)
@@ -398,7 +441,7 @@ def test_folders_that_cannot_be_served(tmp_path: Path, options: tuple[str, ...],
 
 
 def test_a_killed_reader_is_an_error_or_the_program_reads(
-    lease: shoal.Lease, formats: dict[str, Any], caplog: pytest.LogCaptureFixture
+    fresh: shoal.Lease, formats: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     there, here = both(formats["npy"], batch_size=8)
     auto = shoal.train.load(formats["npy"], 8)
@@ -406,7 +449,7 @@ def test_a_killed_reader_is_an_error_or_the_program_reads(
     batches, by_itself = iter(there), iter(auto)
     next(batches).to_device(DEVICE)
     assert equal(next(by_itself).to_device(DEVICE), wanted[0])
-    for pid in reader_pids(lease):
+    for pid in reader_pids(fresh):
         os.kill(pid, signal.SIGKILL)
     with pytest.raises(shoal.train.DataError, match=r"reader of device .* is lost"):
         next(batches).to_device(DEVICE)
@@ -422,17 +465,17 @@ def test_a_killed_reader_is_an_error_or_the_program_reads(
 
 
 def test_a_stopped_reader_holds_nobody_up_for_ever(
-    lease: shoal.Lease, formats: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    fresh: shoal.Lease, formats: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = shoal.train.load(formats["npy"], 8, where="node")
     batches = iter(there)
     next(batches).to_device(DEVICE)
     monkeypatch.setattr(node_reader, "ANSWER_S", 0.5)
-    for pid in reader_pids(lease):
+    for pid in reader_pids(fresh):
         os.kill(pid, signal.SIGSTOP)
     with pytest.raises(shoal.train.DataError, match=r"waited 0\.5 s for the reader of device"):
         next(batches).to_device(DEVICE)
-    for pid in reader_pids(lease):
+    for pid in reader_pids(fresh):
         os.kill(pid, signal.SIGCONT)
     assert len(next(batches).to_device(DEVICE)[0]) == 8
 
@@ -446,12 +489,12 @@ def test_a_reader_ends_with_its_lease(pool: StandingPool, formats: dict[str, Any
     wait_until(lambda: not any(map(processes.alive, readers)), 5, "the readers have ended")
 
 
-def test_a_reader_ends_with_its_worker(lease: shoal.Lease, formats: dict[str, Any]) -> None:
+def test_a_reader_ends_with_its_worker(fresh: shoal.Lease, formats: dict[str, Any]) -> None:
     loader = shoal.train.load(formats["npy"], 8, where="node")
     batches = iter(loader)
     next(batches).to_device(DEVICE)
-    readers = reader_pids(lease)
-    os.kill(lease.worker_pids[0], signal.SIGKILL)
+    readers = reader_pids(fresh)
+    os.kill(fresh.worker_pids[0], signal.SIGKILL)
     wait_until(lambda: sum(map(processes.alive, readers)) == 1, 5, "its reader has ended")
     with pytest.raises(shoal.DeviceLostError):
         next(batches).to_device(DEVICE)
@@ -459,12 +502,12 @@ def test_a_reader_ends_with_its_worker(lease: shoal.Lease, formats: dict[str, An
 
 
 def test_a_node_that_falls_silent_is_a_lost_device(
-    lease: shoal.Lease, formats: dict[str, Any]
+    fresh: shoal.Lease, formats: dict[str, Any]
 ) -> None:
     """Nobody waits for its reader longer than for the device itself."""
     batches = iter(shoal.train.load(formats["npy"], 8, where="node"))
     next(batches).to_device(DEVICE)
-    silent = [lease.worker_pids[0], *reader_pids(lease)]
+    silent = [fresh.worker_pids[0], *reader_pids(fresh)]
     for pid in silent:
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -493,7 +536,7 @@ def test_what_weighs_a_batch_may_look_into_it(lease: shoal.Lease, formats: dict[
 
 
 def test_a_lost_group_leaves_its_part_to_the_others(
-    lease: shoal.Lease, formats: dict[str, Any]
+    fresh: shoal.Lease, formats: dict[str, Any]
 ) -> None:
     """The batch is numbers: it is divided again, and read where the others are."""
     model, optimizer = made()
@@ -508,7 +551,7 @@ def test_a_lost_group_leaves_its_part_to_the_others(
                 losses.append(trainer.step(batch).loss)
                 if number == 0:
                     trainer.synchronize()
-                    os.kill(lease.worker_pids[1], signal.SIGKILL)
+                    os.kill(fresh.worker_pids[1], signal.SIGKILL)
             assert len(trainer.lost) == 1
     model, optimizer = made()
     wanted = []

@@ -8,7 +8,6 @@ gives its slot up when another needs it.
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 import time
 from collections import OrderedDict, deque
@@ -30,8 +29,6 @@ from shoal.train import data_tree, devices
 from shoal.train.errors import DataError
 from shoal.train.slots import Slots
 from shoal.train.sources import Indices
-
-_log = logging.getLogger("shoal.train")
 
 ANSWER_S = 120.0  # for a reader to open or to read: a disk may be slow, but not for ever
 LOOK_EVERY_S = 0.1  # whether the device is lost, while something is waited for
@@ -58,7 +55,6 @@ class Asked:
     """Samples that a reader was asked for, and the slot in which they will be."""
 
     source: int
-    numbers: bytes
     serial: int  # of the batch that they are for
     offset: int
     answer: Future[messages.Message]
@@ -233,7 +229,7 @@ class NodeReader:
         except ReaderLostError:
             self._give(offset)
             raise
-        return Asked(file.source, numbers, serial, offset, answer)
+        return Asked(file.source, serial, offset, answer)
 
     def take(self, file: NodeFile, numbers: Indices, serial: int) -> Any:
         """The samples as tensors of the device: a tree as the program would have read it."""
