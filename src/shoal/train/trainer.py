@@ -40,6 +40,7 @@ from shoal.train.replicas import (
 )
 from shoal.train.scaling import LossScale, unscale
 from shoal.train.timeline import Timeline
+from shoal.train.turns import Turns
 
 _log = logging.getLogger("shoal.train")
 STEP_TIMEOUT_S = 600.0
@@ -151,6 +152,7 @@ class Trainer:
         self._exchange: Exchange | None = None
         self._divider = shares.Divider(1)
         self._pieces = Pieces()
+        self._turns = Turns()
         # Steps whose times are not known yet: shares and times by group.
         self._measured: dict[int, tuple[tuple[int, ...], list[float | None]]] = {}
         self._dividing = threading.Lock()
@@ -300,8 +302,9 @@ class Trainer:
         """A step of one group, in its thread: compute, exchange, and after the commit, update."""
         board, slot = context.board, context.slot
         try:
-            losses = replica.forward_backward(parts, context) if parts else []
-            context.exchange.flush(slot)
+            with self._turns.turn():
+                losses = replica.forward_backward(parts, context) if parts else []
+                context.exchange.flush(slot)
             context.exchange.wait(slot, self._timeout_s)
             if self._on_lost != "stop":
                 # The others' gradients have really come: after the commit there is no way back.
@@ -333,7 +336,8 @@ class Trainer:
             nn.utils.clip_grads_with_norm_(exchange.owned(slot), self._clip_norm, norm)
         elif self._clip_norm is not None:
             nn.utils.clip_grad_norm_(replica.parameters, self._clip_norm)
-        replica.optimizer.step()
+        with self._turns.turn():
+            replica.optimizer.step()
         if exchange.divided:
             exchange.return_weights(slot, self._timeout_s)
 
