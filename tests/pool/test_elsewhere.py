@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import shoal
+from shoal import _core
 from shoal.pool import messages, tls
 from tests.support import processes, programs
 from tests.support.standing import StandingPool
@@ -65,6 +66,30 @@ def train(device: str, steps: int = 5) -> list[float]:
 def test_a_training_is_the_local_one(pool: StandingPool) -> None:
     with connect(pool):
         assert train("shoal") == pytest.approx(train("cpu"), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["copied", "added"])
+def test_half_a_copy_from_a_killed_device_is_never_read(pool: StandingPool, name: str) -> None:
+    """Its worker is stopped with some of the bytes on their way, and dies so. Whatever has come, a
+    reader finds all of it or an error."""
+    with connect(pool, devices=2) as lease:
+        here = torch.ones(16 * MiB, device="shoal:1")
+        there = torch.full((16 * MiB,), 2.0, device="shoal:2")
+        torch.shoal.synchronize()
+        if name == "copied":
+            here.copy_(there)
+        else:
+            assert _core.add_from(here, there)
+        os.kill(lease.worker_pids[1], signal.SIGSTOP)
+        os.kill(lease.worker_pids[1], signal.SIGKILL)
+        found = set()
+        for _ in range(2):
+            try:
+                found |= {here.amin().item(), here.amax().item()}
+            except shoal.DeviceLostError:
+                found.add("lost")
+    assert found in ({"lost"}, {2.0 if name == "copied" else 3.0})
+    pool.until_whole(2)
 
 
 @pytest.mark.parametrize("count", [1, 1024, 1025, MiB // 4, MiB // 4 + 1, 5 * MiB + 3])
