@@ -37,7 +37,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster,
         write(directory / name)
     write(directory / "view", seed=1)
     np.save(directory / "view" / "only.npy", np.arange(60, dtype=np.float32).reshape(30, 2))
-    served = ("--data", str(directory / "same"), "--data", str(directory / "own"))
+    # Nothing else should run beside what is tested, nor be there still when the hosts go.
+    served = ("--no-profile", "--data", f"{directory}/same", "--data", f"{directory}/own")
     wrap = (*OWN_VIEW, str(directory / "view"), str(directory / "own"))
     with Hosts(3) as hosts:
         made = Cluster(hosts, directory, memory="192MiB", options=served, node_wrap=wrap)
