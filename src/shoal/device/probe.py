@@ -15,8 +15,8 @@ import msgspec
 import shoal
 from shoal.pool import process
 from shoal.pool.profiling import Found, Job
-from shoal.schedule import measure
 
+# shoal.schedule.measure loads torch, which takes seconds: only once this process ends with its agent.
 #: For each figure; a device has eight of them.
 MEASURE_S = 0.03
 
@@ -31,6 +31,8 @@ def run(job: Job) -> None:
 
 
 def _device(lease: shoal.Lease, position: int) -> Found:
+    from shoal.schedule import measure
+
     info = lease.granted[position].info
     profile = measure.measure_device(
         lease.devices[position],
@@ -43,6 +45,8 @@ def _device(lease: shoal.Lease, position: int) -> Found:
 
 
 def _link(lease: shoal.Lease, source: int, target: int) -> float:
+    from shoal.schedule import measure
+
     least = min(lease.granted[p].info.memory_bytes for p in (source, target))
     copy_bytes = max(1, min(measure.COPY_BYTES, 3 * least // 8))
     ends = (lease.devices[source], lease.devices[target])
