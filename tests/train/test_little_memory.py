@@ -57,7 +57,7 @@ def test_a_part_that_memory_does_not_hold_is_computed_in_pieces(
     assert losses == pytest.approx(expected, rel=1e-5)
     said = [r.getMessage() for r in caplog.records if "pieces" in r.getMessage()]
     assert said
-    assert all("WorkerGroup 1" in text for text in said)
+    assert all("group 1 (cpu/1 (shoal:2))" in text for text in said)
 
 
 def test_too_little_memory_for_a_single_sample_is_an_error() -> None:

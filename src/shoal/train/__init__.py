@@ -8,6 +8,7 @@
 """
 
 from shoal.train.checkpoint import Checkpoints, Snapshot, latest, restore, snapshot
+from shoal.train.division import Prepared
 from shoal.train.errors import (
     BatchError,
     CannotCut,
@@ -23,7 +24,7 @@ from shoal.train.groups import WorkerGroup, WorkerGroups, worker_groups
 from shoal.train.loading import Feed, Loader, StreamLoader, load
 from shoal.train.stages import cut
 from shoal.train.timeline import Span, Timeline
-from shoal.train.trainer import Prepared, Step, Trainer
+from shoal.train.trainer import Step, Trainer
 
 __all__ = [
     "BatchError",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal
@@ -19,13 +17,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from shoal.errors import DeviceLostError
-from shoal.train import batches, devices, node_data, shares
+from shoal.train import batches, devices, node_data
 from shoal.train.board import COMMIT, Board
 from shoal.train.build import Builder
-from shoal.train.errors import GroupError, GroupLostError, NotFiniteError, TrainError
+from shoal.train.division import Division, Prepared
+from shoal.train.errors import GroupError, GroupLostError, NotFiniteError
 from shoal.train.exchange import BUCKET_BYTES, Exchange
 from shoal.train.groups import WorkerGroup, WorkerGroups
-from shoal.train.pieces import Pieces
 from shoal.train.recovery import OnLost, Recovery
 from shoal.train.replicas import (
     Objective,
@@ -42,9 +40,7 @@ from shoal.train.scaling import LossScale, unscale
 from shoal.train.timeline import Timeline
 from shoal.train.turns import Turns
 
-_log = logging.getLogger("shoal.train")
 STEP_TIMEOUT_S = 600.0
-MEASURES_KEPT = 4  # steps after which a time that is still unknown is given up
 Autocast = torch.dtype | None
 
 
@@ -57,17 +53,6 @@ class Step:
     shares: tuple[int, ...]  # samples of each group
     loss: float  # mean over the samples; NaN where nan="ignore" left it unread
     skipped: bool = False  # the loss was not finite and nan="skip", or float16 overflowed
-
-
-@dataclass(slots=True)
-class Prepared:
-    """A batch whose parts are on their way to the devices."""
-
-    batch: Any  # in host memory: kept until the step is done, for a group may be lost
-    samples: int
-    counts: tuple[int, ...] = ()
-    parts: list[list[Part]] = field(default_factory=list)
-    groups: tuple[int, ...] = ()  # the groups that it was divided for
 
 
 class Trainer:
@@ -136,12 +121,12 @@ class Trainer:
         self._scale = LossScale() if autocast is torch.float16 else None
         self._builder = Builder(micro_batches, schedule, tell)
         self._clip_norm = clip_norm
-        self._weigh = weigh or batches.size
         self._nan = nan
         self._on_lost = on_lost
         self._divide_update = _may_divide(optimizer, on_lost, divide_update)
-        self._balance = balance
-        self._limits = tuple(batch_limits) if batch_limits is not None else None
+        limits = tuple(batch_limits) if batch_limits is not None else None
+        micros = self._builder.micro_batches_for
+        self._division = Division(weigh or batches.size, balance, limits, micros)
         self._bucket_bytes = bucket_bytes
         self._timeout_s = step_timeout_s
         self._homes = {n: t.device for n, t in [*model.named_parameters(), *model.named_buffers()]}
@@ -150,12 +135,7 @@ class Trainer:
             self._replicas, on_lost, step_timeout_s, self._disconnect, self._connect_without
         )
         self._exchange: Exchange | None = None
-        self._divider = shares.Divider(1)
-        self._pieces = Pieces()
         self._turns = Turns()
-        # Steps whose times are not known yet: shares and times by group.
-        self._measured: dict[int, tuple[tuple[int, ...], list[float | None]]] = {}
-        self._dividing = threading.Lock()
         self._board = Board()
         self._forget: Callable[[], None] = _nothing
         self._unhook: Callable[[], None] = _nothing
@@ -173,7 +153,7 @@ class Trainer:
             except GroupLostError as error:
                 self._recovery.go_on_without(error)
             except GroupError as error:
-                if not self._in_more_pieces(error, ready):
+                if not self._division.in_more_pieces(error, ready):
                     raise
 
     def prepare(self, batch: Any) -> Prepared:
@@ -183,17 +163,12 @@ class Trainer:
         ready = Prepared(batch, batches.size(batch))
         replicas = list(self._replicas)
         if replicas:  # before the first step there is nothing to send to
-            self._share_out(ready, replicas)
+            self._division.share_out(ready, replicas)
             firsts = [replica.used_members[0].device for replica in replicas]
             node_data.ask([[part.batch for part in parts] for parts in ready.parts], firsts)
             for device, parts in zip(firsts, ready.parts, strict=True):
                 parts[:] = [Part(batches.ahead_to_device(p.batch, device), p.weight) for p in parts]
         return ready
-
-    def _share_out(self, ready: Prepared, replicas: Sequence[Replica]) -> None:
-        ready.counts = self._divide(ready.samples)
-        ready.parts = self._parts(ready.batch, ready.counts, replicas)
-        ready.groups = tuple(replica.group.index for replica in replicas)
 
     def build(self, batch: Any) -> None:
         """Puts the model on the groups' devices; the first step does this. A batch is needed to see
@@ -207,12 +182,11 @@ class Trainer:
             hook = self.optimizer.register_state_dict_pre_hook(lambda _: self._gather_state())
             self._unhook = hook.remove
         has_norm = any(isinstance(m, _BatchNorm) for m in self.model.modules())
-        least = 2 if has_norm else 0
-        self._connect(shares.Divider(len(self._replicas), self._limits, least=least))
+        self._division.begin(len(self._replicas), least=2 if has_norm else 0)
+        self._connect()
         self._forget = self.groups.on_trouble(self._on_trouble, lambda: self.steps)
 
-    def _connect(self, divider: shares.Divider) -> None:
-        self._divider = divider
+    def _connect(self) -> None:
         self._exchange = Exchange(
             [replica.parameters for replica in self._replicas],
             self.timeline,
@@ -222,9 +196,10 @@ class Trainer:
         )
 
     def _attempt(self, ready: Prepared) -> Step:
-        self._learn()
+        self.timeline.collect()
+        self._division.learn(self.steps, self._replicas)
         if ready.groups != tuple(replica.group.index for replica in self._replicas):
-            self._share_out(ready, self._replicas)
+            self._division.share_out(ready, self._replicas)
         counts, parts = ready.counts, ready.parts
         number = self.steps
         board = self._board = Board()
@@ -258,38 +233,9 @@ class Trainer:
         if self._scale is not None:
             self._scale.learn(overflowed)
         self.steps += 1
-        self._measured[number] = counts, [None] * len(counts)
-        self._fit_into_memory(parts)
+        self._division.committed(number, ready, self._replicas)
         self._recovery.finish(futures, number)
         return Step(number, ready.samples, counts, loss, skipped)
-
-    def _in_more_pieces(self, error: GroupError, ready: Prepared) -> bool:
-        """After a step that lacked memory: whether to do it again, in more pieces."""
-        if not isinstance(error.__cause__, torch.OutOfMemoryError):
-            return False
-        slot = ready.groups.index(error.group)
-        group = self._replicas[slot].group
-        if not self._pieces.double(group.index, len(ready.parts[slot]), ready.counts[slot]):
-            return False
-        _log.warning(
-            "shoal: %r: too little memory for its part in step %d: computes it in %d pieces",
-            group, self.steps, self._pieces.of(group.index, 1),
-        )  # fmt: skip
-        ready.groups = ()  # to be divided again
-        return True
-
-    def _fit_into_memory(self, parts: Sequence[Sequence[Part]]) -> None:
-        """A part that was more than its device's memory is computed in pieces from now on: that
-        costs less than moving it out and in again."""
-        for replica, pieces in zip(self._replicas, parts, strict=True):
-            group, member = replica.group, replica.used_members[0]
-            used = replica.used_bytes, replica.fixed_bytes, member.memory_bytes
-            if pieces and self._pieces.fit(group.index, len(pieces), *used):
-                _log.warning(
-                    "shoal: %r: step %d used %.0f MiB of %.0f: computes its part in %d pieces",
-                    group, self.steps, used[0] / 2**20, used[2] / 2**20,
-                    self._pieces.of(group.index, 1),
-                )  # fmt: skip
 
     def _work(
         self,
@@ -361,44 +307,6 @@ class Trainer:
         self._recovery.clear_gradients()
         raise error
 
-    def _divide(self, samples: int) -> tuple[int, ...]:
-        with self._dividing:
-            divider = self._divider
-            if not self._balance:
-                return shares.divide(samples, [shares.CostFit()] * divider.groups, divider.limits)
-            return divider.shares(samples)
-
-    def _learn(self) -> None:
-        """Takes in the groups' times of steps that are known by now."""
-        self.timeline.collect()
-        for number, (counts, times) in list(self._measured.items()):
-            for slot, replica in enumerate(self._replicas):
-                if times[slot] is None and counts[slot] > 0:
-                    times[slot] = replica.seconds(number)
-            whole = all(t is not None for t, n in zip(times, counts, strict=True) if n > 0)
-            if whole or number < self.steps - MEASURES_KEPT:
-                del self._measured[number]
-                with self._dividing:
-                    self._divider.observe(counts, times)
-
-    def _parts(
-        self, batch: Any, counts: Sequence[int], replicas: Sequence[Replica]
-    ) -> list[list[Part]]:
-        """Micro-batches of each group with their weights in the whole batch."""
-        pieces: list[list[Any]] = []
-        for part, count, replica in zip(
-            batches.split(batch, counts), counts, replicas, strict=True
-        ):
-            wanted = self._builder.micro_batches_for(replica.stages)
-            sizes = shares.chunk_sizes(count, self._pieces.of(replica.group.index, wanted))
-            pieces.append(batches.split(part, sizes))
-        measures = [float(self._weigh(piece)) for group in pieces for piece in group]
-        try:
-            weights = iter(shares.weights(measures))
-        except ValueError:
-            raise TrainError(f"weigh=… says that this batch counts {sum(measures)}") from None
-        return [[Part(piece, next(weights)) for piece in group] for group in pieces]
-
     # --- what goes wrong ---
 
     def _on_trouble(self, group: WorkerGroup, why: str) -> None:
@@ -419,8 +327,8 @@ class Trainer:
             self._exchange.close(wait=False)
 
     def _connect_without(self, slot: int) -> None:
-        self._measured.clear()
-        self._connect(self._divider.without(slot))
+        self._division.drop(slot)
+        self._connect()
 
     # --- beside the steps ---
 
@@ -429,10 +337,11 @@ class Trainer:
         batch = batches.as_tensors(batch)
         samples = batches.size(batch)
         self.build(batch)
-        counts = shares.divide(samples, self._divider.fits)
+        counts = self._division.by_speed(samples)
         pieces = batches.split(batch, counts)
         measures = [
-            float(self._weigh(p)) if n else 0.0 for p, n in zip(pieces, counts, strict=True)
+            float(self._division.weigh(p)) if n else 0.0
+            for p, n in zip(pieces, counts, strict=True)
         ]
 
         def work(replica: Replica, piece: Any, _: WorkerGroup) -> float:
