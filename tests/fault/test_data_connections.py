@@ -31,20 +31,6 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandingPool]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def mallory(pool: StandingPool) -> tls.Identity:
-    return pool.join("mallory")
-
-
-@pytest.fixture
-def raw(
-    pool: StandingPool, mallory: tls.Identity, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[DataClient]:
-    monkeypatch.setenv("SHOAL_IDENTITY", str(mallory.path))
-    with DataClient(mallory) as made:
-        yield made
-
-
 def gone(raw: DataClient) -> None:
     wait_until(lambda: not processes.alive(raw.worker_pid), 2, "the worker has ended")
 

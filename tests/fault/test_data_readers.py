@@ -47,20 +47,6 @@ def pool(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
         yield made
 
 
-@pytest.fixture(scope="module")
-def mallory(pool: StandingPool) -> tls.Identity:
-    return pool.join("mallory")
-
-
-@pytest.fixture
-def raw(
-    pool: StandingPool, mallory: tls.Identity, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[DataClient]:
-    monkeypatch.setenv("SHOAL_IDENTITY", str(mallory.path))
-    with DataClient(mallory) as made:
-        yield made
-
-
 def attach(raw: DataClient, identity: tls.Identity | None = None, **changes: Any) -> Any:
     """What the door answers to one who wants a reader, and the connection."""
     at = raw.attached
