@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,23 +40,24 @@ class Numbered(ABC):
         """The samples as tensors of a device."""
 
 
-def _map(work: Callable[[Any], Any], batch: Any) -> Any:
-    """`work` done to every leaf. Runs several times a step, so what batches usually are is quick."""
+def map_leaves(work: Callable[[Any], Any], batch: Any) -> Any:
+    """`work` done to every leaf; what is like a dict becomes one (Hugging Face's BatchEncoding). Runs
+    several times a step, so what batches usually are is quick."""
     if isinstance(batch, (torch.Tensor, np.ndarray)):
         return work(batch)
     kind = type(batch)
     if kind is tuple:
-        return tuple([_map(work, part) for part in batch])
+        return tuple([map_leaves(work, part) for part in batch])
     if kind is list:
-        return [_map(work, part) for part in batch]
-    if kind is dict:
-        return {key: _map(work, part) for key, part in batch.items()}
+        return [map_leaves(work, part) for part in batch]
+    if kind is dict or isinstance(batch, Mapping):
+        return {key: map_leaves(work, part) for key, part in batch.items()}
     return pytree.tree_map(work, batch)  # named tuples, and whatever else torch knows
 
 
 def as_tensors(batch: Any) -> Any:
     """The batch with numpy arrays turned into tensors of the same memory."""
-    return _map(
+    return map_leaves(
         lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, batch
     )
 
@@ -70,7 +71,7 @@ def size(batch: Any) -> int:
     if isinstance(batch, Numbered):
         return len(batch)
     sizes: list[int] = []
-    _map(lambda leaf: sizes.append(leaf.shape[0]) if _divisible(leaf) else None, batch)
+    map_leaves(lambda leaf: sizes.append(leaf.shape[0]) if _divisible(leaf) else None, batch)
     if not sizes:
         raise BatchError(
             f"a batch holds tensors whose first dimension counts samples; this one is "
@@ -91,7 +92,7 @@ def split(batch: Any, counts: Sequence[int]) -> list[Any]:
         return list(batch.split(counts))
     starts = itertools.accumulate(counts, initial=0)
     return [
-        _map(partial(_narrow, start, count), batch)
+        map_leaves(partial(_narrow, start, count), batch)
         for start, count in zip(starts, counts, strict=False)  # there is a start after the last
     ]
 
@@ -104,7 +105,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
     """The batch on a device; pinned memory is sent without waiting."""
     if isinstance(batch, Numbered):
         return batch.to_device(device)
-    return _map(
+    return map_leaves(
         lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf,
         batch,
     )

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from shoal.pool.folders import MAGIC
 from shoal.train import node_data, node_paths, sources
+from shoal.train.batches import map_leaves
 from shoal.train.devices import has_lease
 from shoal.train.errors import DataError
 from shoal.train.node_data import NodeSource, Where
@@ -229,7 +229,7 @@ def pin(batch: Any) -> Any:
             return out.copy_(leaf)
         return leaf
 
-    return pytree.tree_map(one, batch)
+    return map_leaves(one, batch)
 
 
 def _mixed(runs: Sequence[range], rng: np.random.Generator) -> Indices:
