@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import UserDict
 from typing import Any, NamedTuple
 
@@ -54,7 +55,7 @@ def test_parts_are_the_whole(data: st.DataObject, samples: int) -> None:
     assert batches.size(batch) == samples
     cuts = sorted(data.draw(st.lists(st.integers(0, samples), max_size=3)))
     edges = [0, *cuts, samples]
-    counts = [b - a for a, b in zip(edges, edges[1:], strict=False)]
+    counts = [b - a for a, b in itertools.pairwise(edges)]
     parts = batches.split(batch, counts)
     for i, whole in enumerate(tensors(batch)):
         assert torch.equal(torch.cat([tensors(part)[i] for part in parts]), whole)
