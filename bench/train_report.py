@@ -21,6 +21,7 @@ ROWS = (
     ("one shoal device", "equal", "one shoal device"),
     ("**two groups**", "equal", "data parallel"),
     ("**two stages**", "equal", "two stages"),
+    ("speeds 1 and 0.45: ceiling", "unequal", "two independent processes"),
     ("speeds 1 and 0.45: DDP, equal batches", "unequal", "DDP"),
     ("speeds 1 and 0.45: **two groups**", "unequal", "data parallel"),
     ("speeds 1 and 0.45: **two stages**", "unequal", "two stages"),
