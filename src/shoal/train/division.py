@@ -57,9 +57,9 @@ class Division:
         self._measured: dict[int, tuple[tuple[int, ...], list[float | None]]] = {}
         self._lock = threading.Lock()  # batches are divided ahead of their steps, in another thread
 
-    def begin(self, groups: int, least: int) -> None:
-        """There are so many groups, of which each gets at least `least` samples."""
-        self._divider = shares.Divider(groups, self._limits, least=least)
+    def begin(self, speeds: Sequence[float], least: int) -> None:
+        """There are groups of these speeds, as far as is known; each gets at least `least` samples."""
+        self._divider = shares.Divider(len(speeds), self._limits, least=least, speeds=tuple(speeds))
 
     def drop(self, slot: int) -> None:
         """One of the groups is lost."""

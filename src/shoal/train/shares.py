@@ -16,9 +16,10 @@ HISTORY = 48  # observations that a fit remembers
 FORGET = 0.95  # weight of an observation against the one after it
 PRIOR = 0.1  # weight of the belief that no samples cost nothing, against one observation
 NEAR = 1.1  # sample counts within this factor of seen ones are told by the line
-JUMP = (
-    0.2  # an observation off by this, and by more than noise, is a stall or the device has changed
-)
+#: An observation off by this, and by more than noise, is a stall, or the device has changed. What is
+#: less is learnt by and by: on a busy machine it comes and goes, and every new size costs a warm-up.
+JUMP = 0.35
+GAIN_SURE = 0.2  # a gain of which no noise makes us doubt
 AGREE = 0.35  # two times off by about the same are no accident
 NOISE_START, NOISE_MIN = 0.1, 0.02  # relative deviation of one time: before it is known, at least
 SURE = 4.0  # deviations that a gain must be above zero
@@ -183,9 +184,11 @@ class Divider:
 
     groups: int
     limits: tuple[int | None, ...] | None = None
-    gain_min: float = 0.04  # a new division must promise at least this: new sizes cost a warm-up
+    gain_min: float = 0.04  # that a new division must promise
+    gain_new_min: float = 0.08  # the same if it has sizes that were not seen: they cost a warm-up
     probe_every: int = 20  # steps after which a group without samples is tried again
     least: int = 0  # samples that every group gets (batch normalisation needs two)
+    speeds: tuple[float, ...] | None = None  # what is believed before anything was seen
     fits: list[CostFit] = field(default_factory=list)
     _current: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _warm: set[tuple[int, int]] = field(default_factory=set)  # (group, samples) seen before
@@ -202,7 +205,9 @@ class Divider:
         self._steps += 1
         current = self._current.get(total)
         if not all(fit.known for fit in self.fits):
-            best = divide(total, [CostFit()] * self.groups, self.limits)
+            speeds = self.speeds or (1.0,) * self.groups
+            best = divide(total, [CostFit(0.0, 1 / speed) for speed in speeds], self.limits)
+            best = self._coarse(best) if self.speeds else best
         else:
             best = self._coarse(divide(total, self.fits, self.limits))
             best = self._keep_half(best, current)
@@ -219,7 +224,9 @@ class Divider:
         gain = 1 - self.slowest(best) / self.slowest(current)
         # The slowest group is above the others by about twice what levelling them gains.
         errors = sorted((fit.error for fit in self.fits), reverse=True)[:2]
-        return gain >= max(self.gain_min, min(JUMP, SURE / 2 * math.hypot(*errors)))
+        warm = all((group, n) in self._warm for group, n in enumerate(best) if n > 0)
+        least = self.gain_min if warm else self.gain_new_min
+        return gain >= max(least, min(GAIN_SURE, SURE / 2 * math.hypot(*errors)))
 
     def slowest(self, counts: Sequence[int]) -> float:
         """Predicted seconds of a division."""
@@ -252,10 +259,12 @@ class Divider:
         """The divider of the groups that are left when one is lost."""
         keep = [i for i in range(self.groups) if i != group]
         limits = tuple(self.limits[i] for i in keep) if self.limits is not None else None
+        speeds = tuple(self.speeds[i] for i in keep) if self.speeds is not None else None
         return replace(
             self,
             groups=len(keep),
             limits=limits,
+            speeds=speeds,
             fits=[self.fits[i] for i in keep],
             _current={},
             _warm=set(),

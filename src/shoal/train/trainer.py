@@ -182,7 +182,8 @@ class Trainer:
             hook = self.optimizer.register_state_dict_pre_hook(lambda _: self._gather_state())
             self._unhook = hook.remove
         has_norm = any(isinstance(m, _BatchNorm) for m in self.model.modules())
-        self._division.begin(len(self._replicas), least=2 if has_norm else 0)
+        speeds = [self._builder.speed(r.group) * r.stages for r in self._replicas]
+        self._division.begin(speeds, least=2 if has_norm else 0)
         self._connect()
         self._forget = self.groups.on_trouble(self._on_trouble, lambda: self.steps)
 
