@@ -16,6 +16,8 @@ from shoal.train.pieces import Pieces
 from shoal.train.replicas import Part, Replica
 
 _log = logging.getLogger("shoal.train")
+#: Speeds that differ by less are taken for equal until steps were timed: they are measured in a moment.
+UNEQUAL = 1.25
 MEASURES_KEPT = 4  # steps after which a time that is still unknown is given up
 
 
@@ -59,7 +61,8 @@ class Division:
 
     def begin(self, speeds: Sequence[float], least: int) -> None:
         """There are groups of these speeds, as far as is known; each gets at least `least` samples."""
-        self._divider = shares.Divider(len(speeds), self._limits, least=least, speeds=tuple(speeds))
+        believed = tuple(speeds) if max(speeds) > UNEQUAL * min(speeds) else None
+        self._divider = shares.Divider(len(speeds), self._limits, least=least, speeds=believed)
 
     def drop(self, slot: int) -> None:
         """One of the groups is lost."""
