@@ -68,3 +68,21 @@ def test_too_little_memory_for_a_single_sample_is_an_error() -> None:
         with pytest.raises((shoal.train.GroupError, torch.OutOfMemoryError), match="memory"):
             with shoal.train.Trainer(model, F.cross_entropy, optimizer, groups) as trainer:
                 trainer.step(batch)
+
+
+class Hungry(torch.optim.SGD):
+    """Lacks memory when it updates: the other groups may have updated already."""
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        raise torch.OutOfMemoryError("no room for the state")
+
+
+def test_an_update_that_lacks_memory_is_not_done_again() -> None:
+    model, data = model_and_batches()
+    with shoal.up([ROOMY] * 2) as pool, shoal.connect(pool.url, devices=2):
+        with shoal.train.worker_groups(2) as groups:
+            optimizer = Hungry(model.parameters(), lr=0.1)
+            with shoal.train.Trainer(model, F.cross_entropy, optimizer, groups) as trainer:
+                with pytest.raises(shoal.train.GroupError, match="no room for the state"):
+                    trainer.step(data[0])
+                assert trainer.steps == 1

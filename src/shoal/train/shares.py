@@ -207,7 +207,7 @@ class Divider:
         if not all(fit.known for fit in self.fits):
             speeds = self.speeds or (1.0,) * self.groups
             best = divide(total, [CostFit(0.0, 1 / speed) for speed in speeds], self.limits)
-            best = self._coarse(best) if self.speeds else best
+            best = self._keep_half(self._coarse(best), None) if self.speeds else best
         else:
             best = self._coarse(divide(total, self.fits, self.limits))
             best = self._keep_half(best, current)

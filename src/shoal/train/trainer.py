@@ -153,7 +153,8 @@ class Trainer:
             except GroupLostError as error:
                 self._recovery.go_on_without(error)
             except GroupError as error:
-                if not self._division.in_more_pieces(error, ready):
+                # After the commit there is no second time: some groups have updated their weights.
+                if error.step != self.steps or not self._division.in_more_pieces(error, ready):
                     raise
 
     def prepare(self, batch: Any) -> Prepared:
@@ -258,9 +259,9 @@ class Trainer:
                 for member in replica.used_members:
                     devices.synchronize(member.device)
             if self._scale is not None:
-                summed = context.exchange.owned(slot) if context.exchange.divided else None
-                found = unscale(summed or replica.parameters, context.scale)
-                board.put("overflow", slot, found)
+                divided = context.exchange.divided
+                summed = context.exchange.owned(slot) if divided else replica.parameters
+                board.put("overflow", slot, unscale(summed, context.scale))
             if self._nan != "ignore":
                 board.put("loss", slot, math.fsum(loss.value() * w for loss, w in losses))
             board.mark(("ready", slot))

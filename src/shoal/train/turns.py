@@ -15,7 +15,7 @@ from contextlib import contextmanager
 PATIENCE_S = (
     0.02  # that a thread waits for its turn: longer than any issues what a device runs behind
 )
-#: Steps in which nobody waits for a turn after somebody was long: its forward pass reads values, so
+#: Turns that nobody waits for after somebody was long: its forward pass reads values, so
 #: that it waits for its device, and the others' devices would stand still meanwhile.
 FREE_TURNS = 50
 

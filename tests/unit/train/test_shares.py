@@ -146,6 +146,11 @@ def test_stalls_are_borne_and_a_slower_device_loses_at_most_half_at_once() -> No
     assert divider.shares(64) == (48, 16)
 
 
+def test_a_least_share_is_kept_in_the_first_step() -> None:
+    assert Divider(2, least=2, speeds=(1.0, 0.05)).shares(8) == (6, 2)
+    assert Divider(2, speeds=(1.0, 0.5)).shares(30) == (20, 10)
+
+
 def test_a_least_share_is_kept() -> None:
     divider = Divider(3, least=2)
     divider.fits = [CostFit(0.0, 0.001, True), CostFit(9.0, 9.0, True), CostFit(9.0, 9.0, True)]
