@@ -4,6 +4,8 @@
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
+#include <algorithm>
+
 #include "client/dispatch.h"
 #include "client/infer.h"
 #include "client/operator_info.h"
@@ -129,6 +131,25 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   return self;
 }
 
+// Pairs that lie on one device are copied in one call; others one by one, as on any accelerator.
+void foreachCopy(at::TensorList self, at::TensorList source, bool non_blocking) {
+  TORCH_CHECK(!self.empty() && self.size() == source.size(),
+              "_foreach_copy_: two lists of one length are needed, not ", self.size(), " and ",
+              source.size(), " tensors");
+  const auto beside = [&](const at::Tensor& t) { return t.device() == self[0].device(); };
+  if (std::all_of(self.begin(), self.end(), beside) &&
+      std::all_of(source.begin(), source.end(), beside)) {
+    static const OperatorInfo info(
+        c10::Dispatcher::singleton().findSchemaOrThrow("aten::_foreach_copy_", ""));
+    torch::jit::Stack stack{self.vec(), source.vec(), non_blocking};
+    return dispatchCall(info, &stack);
+  }
+  for (size_t i = 0; i < self.size(); ++i) {
+    at::Tensor to = self[i];
+    to.copy_(source[i], non_blocking);
+  }
+}
+
 at::Tensor copyFrom(const at::Tensor& self, const at::Tensor& destination, bool non_blocking) {
   at::Tensor to = destination;
   return copy_(to, self, non_blocking);
@@ -151,6 +172,7 @@ at::Scalar localScalar(const at::Tensor& self) {
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("copy_", copy_);
+  m.impl("_foreach_copy_", foreachCopy);
   m.impl("_copy_from", copyFrom);
   m.impl("_copy_from_and_resize", copyFromAndResize);
   m.impl("_local_scalar_dense", localScalar);

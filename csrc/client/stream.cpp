@@ -22,6 +22,7 @@ using wire::Kind;
 namespace {
 
 constexpr int64_t kSpinUs = 200;  // an answer is usually this near; a sleeping core wakes in 25 µs
+constexpr int64_t kFarUs = 1000;  // after so long a wait the next is not spun for: it will be as long
 constexpr int64_t kSliceMs = 50;
 constexpr size_t kStashMax = 1024;  // replies for other threads: as many as may wait at once
 constexpr size_t kUnsentFreesMax = 64;
@@ -291,12 +292,14 @@ void Stream::waitCompleted(uint64_t sequence) {
     synchronize();
     return;
   }
-  int64_t spin_us = kSpinUs;
+  const int64_t start = transport::nowNs();
+  int64_t spin_us = far_.load(std::memory_order_relaxed) ? 0 : kSpinUs;
   while (!transport::awaitCompleted(*progress_, sequence, spin_us, kSliceMs)) {
     checkUsable();
     checkAlive();
     spin_us = 0;  // not near after all
   }
+  far_.store(transport::nowNs() - start > kFarUs * 1000, std::memory_order_relaxed);
   if (hasFailed()) synchronize();  // raises what went wrong
 }
 

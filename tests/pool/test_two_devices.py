@@ -68,6 +68,16 @@ def test_tensors_of_two_devices_do_not_mix() -> None:
         a + b
 
 
+def test_lists_are_copied_between_devices_and_the_host() -> None:
+    sources = [torch.randn(3, device="shoal:1"), torch.randn(4), torch.randn(5, device="shoal:2")]
+    targets = [torch.zeros(3 + i, device="shoal:2") for i in range(3)]
+    torch._foreach_copy_(targets, sources)
+    for target, source in zip(targets, sources, strict=True):
+        same_bits(target, source.cpu())
+    with pytest.raises(RuntimeError, match="length"):
+        torch._foreach_copy_(targets, sources[:2])
+
+
 def test_autograd_across_devices() -> None:
     w0 = torch.randn(4, 5, device="shoal:1", requires_grad=True)
     w1 = torch.randn(5, 2, device="shoal:2", requires_grad=True)

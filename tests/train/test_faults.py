@@ -181,6 +181,24 @@ class TestWithoutLoss:
         assert losses == expected
         assert largest_difference(model, twin) == 0
 
+    @pytest.mark.parametrize("divided", [True, False])
+    def test_an_optimizer_that_fails_is_named_with_its_group(self, divided: bool) -> None:
+        class Failing(torch.optim.SGD):
+            def step(self, closure: Any = None) -> Any:
+                if self.param_groups[0]["params"][0].device.index == 2:
+                    raise ArithmeticError("no step today")
+                return super().step(closure)
+
+        model = made("cnn")
+        optimizer = Failing(model.parameters(), lr=0.1)
+        with shoal.train.worker_groups(2) as groups:
+            with shoal.train.Trainer(
+                model, KINDS["cnn"][1], optimizer, groups, divide_update=divided
+            ) as trainer:
+                with pytest.raises(shoal.train.GroupError, match="no step today") as raised:
+                    trainer.step(models.pictures(0, SAMPLES))
+                assert (raised.value.group, raised.value.step) == (1, 0)
+
     @pytest.mark.parametrize("layout", LAYOUTS)
     @pytest.mark.parametrize(
         ("key", "text"), [("labels", "the loss is one number"), ("input_ids", "step 1.*input_ids")]

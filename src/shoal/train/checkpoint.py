@@ -53,10 +53,11 @@ def snapshot(
 
     >>> saved = snapshot(model, optimizer, step=100)
     """
-    taken = Snapshot(step, _host(model.state_dict()), extra=extra or {})
+    # Lists, too: one that grows while it is written would not match its own checksum.
+    taken = Snapshot(step, _host(model.state_dict()), extra=copy.deepcopy(extra or {}))
     if optimizer is not None:
         state = optimizer.state_dict()
-        taken.settings = {"param_groups": state["param_groups"], "state": {}}
+        taken.settings = {"param_groups": copy.deepcopy(state["param_groups"]), "state": {}}
         for index, values in state["state"].items():
             for key, value in values.items():
                 if isinstance(value, torch.Tensor):

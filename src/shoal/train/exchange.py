@@ -16,15 +16,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from queue import SimpleQueue
 from typing import Any
 
 import torch
 from torch import nn
 
-from shoal.train.board import Aborted, Board
+from shoal.train.board import Board
 from shoal.train.buckets import Bucket, Item, make_buckets
-from shoal.train.devices import add_from, record, set_current
+from shoal.train.devices import add_from, record
 from shoal.train.timeline import Stopwatch, Timeline
 
 BUCKET_BYTES = 4 * 2**20
@@ -33,29 +32,7 @@ ALONE_BYTES = 2**18
 #: The part of its own buckets by which an owner lets the others get behind before it waits for them.
 #: Copies are in the devices' streams: without a lag the devices would march in step.
 LAG = 0.25
-
-
-class _Lane:
-    """A thread that runs the copies towards one group, in order."""
-
-    def __init__(self, name: str) -> None:
-        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def put(self, work: Callable[[], None]) -> None:
-        self._queue.put(work)
-
-    def close(self, wait: bool) -> None:
-        self._queue.put(None)
-        if wait:
-            self._thread.join(5)
-
-    def _run(self) -> None:
-        with torch.no_grad():
-            while (work := self._queue.get()) is not None:
-                work()
-                del work  # keep no tensor alive while waiting
+SUMMED = "summed"  # the mark of a step whose sums are all on their way
 
 
 @dataclass(slots=True)
@@ -75,9 +52,9 @@ class _GroupState:
 
     sent: int = 0  # buckets whose gradients are computed and joined
     flushed: bool = False  # all of them are
-    held: deque[tuple[int, Callable[[], None]]] = field(default_factory=deque)  # for its lane
+    held: deque[tuple[int, int, int]] = field(default_factory=deque)  # until it is there: see _send
     starts: list[torch.Event] = field(default_factory=list)  # where its backward pass ends
-    norm: torch.Tensor | None = None  # of the gradients that it owns
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Exchange:
@@ -90,8 +67,8 @@ class Exchange:
 
     In a step: `begin()`, a backward pass in each group with `arm(group)` before its last
     micro-batch, `flush(group)` after it, `wait(group)`; then every group's `.grad` is the sum. With a
-    divided update only the gradients that the group owns are there, and after the optimizer's step
-    `return_weights(group)` brings those of the others.
+    divided update only the gradients that the group owns are there, and after the optimizers' steps
+    `return_weights()` brings every group the weights of the others.
     """
 
     def __init__(
@@ -113,10 +90,13 @@ class Exchange:
             Bucket(b.owner, tuple(order[i] for i in b.items), b.size_bytes) for b in made
         )
         self._bucket_of = {place: i for i, b in enumerate(self.buckets) for place in b.items}
+        self._owned = [
+            [place for b in self.buckets if b.owner == group for place in b.items]
+            for group in range(self._groups)
+        ]
         self._lag = max(1, round(LAG * len(self.buckets)))
         self._devices = [sorted({p.device for p in ps}, key=str) for ps in self._replicas]
         several = self._groups > 1
-        self._lanes = [_Lane(f"shoal-gather-{g}") for g in range(self._groups) if several]
         clock = timeline or Timeline()
         self._stopwatches = {
             d: Stopwatch(f"exchange to {d}", clock, d)
@@ -134,6 +114,7 @@ class Exchange:
         self._armed: set[tuple[int, torch.device]] = set()
         self._late: set[tuple[int, int]] = set()  # group and place
         self._states: list[_BucketState] = []
+        self._unsummed = 0  # buckets of this step
         self._progress: list[_GroupState] = []
         self._contributing: frozenset[int] = frozenset()
         self._board = Board()
@@ -148,12 +129,7 @@ class Exchange:
 
     def owned(self, group: int) -> list[nn.Parameter]:
         """The parameters whose gradients the group sums."""
-        return [
-            self._replicas[group][place]
-            for bucket in self.buckets
-            if bucket.owner == group
-            for place in bucket.items
-        ]
+        return [self._replicas[group][place] for place in self._owned[group]]
 
     # --- a step ---
 
@@ -167,6 +143,7 @@ class Exchange:
             self._states = [
                 _BucketState([set(b.items) for _ in range(self._groups)]) for b in self.buckets
             ]
+            self._unsummed = len(self.buckets)
             self._progress = [
                 _GroupState(flushed=g not in self._contributing) for g in range(self._groups)
             ]
@@ -220,15 +197,13 @@ class Exchange:
         """
         if self._groups == 1:
             return
-        for index, bucket in enumerate(self.buckets):
+        self._board.wait(SUMMED, f"the sums of gradients for group {group}", timeout_s)
+        for state, bucket in zip(self._states, self.buckets, strict=True):
             parameters = [self._replicas[group][place] for place in bucket.items]
             if self.divided and bucket.owner != group:
                 for parameter in parameters:
                     parameter.grad = None
                 continue
-            what = f"the sum of gradients for group {group} (bucket {index})"
-            self._board.wait(("sum", index), what, timeout_s)
-            state = self._states[index]
             flat = self._returned(state, bucket, group)
             _assign(parameters, [place in state.used for place in bucket.items], flat)
         for device, start in zip(self._devices[group], self._progress[group].starts, strict=False):
@@ -245,40 +220,32 @@ class Exchange:
             device = self._replicas[group][bucket.items[0]].device
             return state.total.to(device, non_blocking=True)
 
-    def norm(self, group: int, timeout_s: float) -> torch.Tensor:
-        """The norm of all gradients, of which the group has those that it owns."""
-        owned = [p.grad for p in self.owned(group) if p.grad is not None]
-        device = self._devices[group][0]
-        self._progress[group].norm = nn.utils.get_total_norm(owned).to(device)
-        self._board.mark(("norm", group))
-        norms = []
-        for other in range(self._groups):
-            self._board.wait(("norm", other), f"the norm of group {other}'s gradients", timeout_s)
-            norm = self._progress[other].norm
-            assert norm is not None
-            norms.append(norm.to(device, non_blocking=True))
-        total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
-        return total
+    def norms(self) -> list[torch.Tensor]:
+        """The norm of all gradients, at each group, where a group has only those that it owns."""
+        parts = [
+            nn.utils.get_total_norm([p.grad for p in self.owned(g) if p.grad is not None])
+            for g in range(self._groups)
+        ]
+        return [
+            torch.linalg.vector_norm(
+                torch.stack([part.to(devices[0], non_blocking=True) for part in parts])
+            )
+            for devices in self._devices
+        ]
 
-    def return_weights(self, group: int, timeout_s: float) -> None:
-        """After a divided update: hands out the group's own weights and fetches the others'."""
-        self._board.mark(("updated", group))
-        for bucket in self.buckets:
-            if bucket.owner == group:
-                continue
-            what = f"the weights that group {bucket.owner} updates"
-            self._board.wait(("updated", bucket.owner), what, timeout_s)
-            with torch.no_grad():
-                for place in bucket.items:
-                    theirs = self._replicas[bucket.owner][place]
-                    self._replicas[group][place].copy_(theirs, non_blocking=True)
+    @torch.no_grad()
+    def return_weights(self) -> None:
+        """After a divided update: every group gets the weights that the others have updated."""
+        for group in range(self._groups):
+            for owner in range(self._groups):
+                if owner != group and self._owned[owner]:
+                    ours: list[Any] = [self._replicas[group][p] for p in self._owned[owner]]
+                    theirs: list[Any] = self.owned(owner)
+                    torch._foreach_copy_(ours, theirs, non_blocking=True)
 
-    def close(self, wait: bool = True) -> None:
-        """Ends the threads; without `wait` they may outlive this, until their device is given up."""
+    def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        for lane in self._lanes:
-            lane.close(wait)
         for stopwatch in self._stopwatches.values():
             stopwatch.close()
 
@@ -300,8 +267,7 @@ class Exchange:
         parameters = [self._replicas[group][place] for place in bucket.items]
         with torch.no_grad():
             flat = _flatten(parameters)
-        board, state = self._board, self._states[index]
-        work = partial(self._collect, board, state, index, bucket, group)
+        state = self._states[index]
         with self._lock:
             state.flats[group] = flat
             state.used |= {
@@ -310,33 +276,35 @@ class Exchange:
                 if p.grad is not None
             }
             self._progress[group].sent += 1
-            self._progress[bucket.owner].held.append(
-                (self._progress[group].sent, partial(self._guarded, board, group, work))
-            )
+            held = self._progress[group].sent, index, group
+            self._progress[bucket.owner].held.append(held)
         self._release(group)
         if bucket.owner != group:
             self._release(bucket.owner)
 
     def _release(self, owner: int) -> None:
-        """Lets an owner's lane wait for what the others have at the point that it is past itself."""
+        """Lets an owner take what the others have at the point that it is past itself."""
         progress = self._progress[owner]
-        with self._lock:
-            while progress.held and (
-                progress.flushed or progress.held[0][0] + self._lag <= progress.sent
-            ):
-                self._lanes[owner].put(progress.held.popleft()[1])
+        with progress.lock:  # whatever an owner takes is taken in one order
+            while True:
+                with self._lock:
+                    held = progress.held
+                    if not held:
+                        return
+                    if not progress.flushed and held[0][0] + self._lag > progress.sent:
+                        return
+                    _, index, group = held.popleft()
+                self._collect(self._states[index], self.buckets[index], group)
 
-    def _collect(
-        self, board: Board, state: _BucketState, index: int, bucket: Bucket, group: int
-    ) -> None:
+    @torch.no_grad()
+    def _collect(self, state: _BucketState, bucket: Bucket, group: int) -> None:
         """At the owner: takes one group's part, and sums when it was the last."""
-        owner = self._replicas[bucket.owner][bucket.items[0]].device
-        set_current(owner)
         state.parts[group] = state.flats[group]
         own = state.parts.get(bucket.owner)
         # Two are added where one of them lies, when both are there: their order does not matter.
         in_place = len(self._contributing) == 2 and bucket.owner in self._contributing
         if not in_place:
+            owner = self._replicas[bucket.owner][bucket.items[0]].device
             state.parts[group] = state.parts[group].to(owner, non_blocking=True)
         if len(state.parts) < len(self._contributing):
             return
@@ -349,18 +317,11 @@ class Exchange:
         state.parts.clear()
         if self.divided:
             state.flats.clear()
-        board.mark(("sum", index))
-
-    def _guarded(self, board: Board, group: int, work: Callable[[], None]) -> None:
-        """Runs a copy; what goes wrong ends the step, not the thread."""
-        if board.failure is not None:
-            return
-        try:
-            work()
-        except Aborted:
-            pass
-        except BaseException as error:
-            board.fail(group, error)
+        with self._lock:
+            self._unsummed -= 1
+            last = self._unsummed == 0
+        if last:
+            self._board.mark(SUMMED)
 
 
 def _when_accumulated(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) -> Any:

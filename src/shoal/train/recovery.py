@@ -12,7 +12,7 @@ from typing import Any, Literal
 from shoal.errors import DeviceLostError
 from shoal.train import devices
 from shoal.train.board import Board
-from shoal.train.errors import GroupLostError, TrainError
+from shoal.train.errors import GroupError, GroupLostError, TrainError
 from shoal.train.groups import WorkerGroup
 from shoal.train.replicas import Replica, take_over
 
@@ -122,6 +122,8 @@ class Recovery:
                 lost = self._culprit(replica.group.index, error).error(error, number)
                 assert isinstance(lost, GroupLostError)
                 self.go_on_without(lost)
+            except GroupError:
+                raise
             except Exception as error:
                 raise replica.group.error(error, number) from error
 

@@ -253,6 +253,8 @@ class Trainer:
             with self._turns.turn():
                 losses = replica.forward_backward(parts, context) if parts else []
                 context.exchange.flush(slot)
+            if self._nan != "ignore":  # the longest wait: all others have issued their work after it
+                board.put("loss", slot, math.fsum(loss.value() * w for loss, w in losses))
             context.exchange.wait(slot, self._timeout_s)
             if self._on_lost != "stop":
                 # The others' gradients have really come: after the commit there is no way back.
@@ -262,32 +264,46 @@ class Trainer:
                 divided = context.exchange.divided
                 summed = context.exchange.owned(slot) if divided else replica.parameters
                 board.put("overflow", slot, unscale(summed, context.scale))
-            if self._nan != "ignore":
-                board.put("loss", slot, math.fsum(loss.value() * w for loss, w in losses))
             board.mark(("ready", slot))
+            if context.exchange.divided and slot > 0:
+                return  # the first group's thread issues the whole update
             board.wait(COMMIT, "the other groups", self._timeout_s)
+            slots = range(len(self._replicas)) if context.exchange.divided else [slot]
             if not board.is_marked("skip"):
-                self._update(replica, context, settings)
-            replica.optimizer.zero_grad(set_to_none=True)
+                self._update(slots, context, settings)
+            for updated in slots:
+                self._replicas[updated].optimizer.zero_grad(set_to_none=True)
         except BaseException as error:
             board.fail(replica.group.index, error)
             raise
 
     def _update(
-        self, replica: Replica, context: StepContext, settings: Sequence[dict[str, Any]]
+        self, slots: Sequence[int], context: StepContext, settings: Sequence[dict[str, Any]]
     ) -> None:
-        exchange, slot = context.exchange, context.slot
-        if slot > 0:
-            adopt_hyperparameters(replica.optimizer, settings)
-        if self._clip_norm is not None and exchange.divided:
-            norm = exchange.norm(slot, self._timeout_s)
-            nn.utils.clip_grads_with_norm_(exchange.owned(slot), self._clip_norm, norm)
-        elif self._clip_norm is not None:
-            nn.utils.clip_grad_norm_(replica.parameters, self._clip_norm)
+        """The update of one group, or a divided one, which is that of all groups."""
+        exchange = context.exchange
+        divided = exchange.divided
+        norms = exchange.norms() if divided and self._clip_norm is not None else []
         with self._turns.turn():
-            replica.optimizer.step()
-        if exchange.divided:
-            exchange.return_weights(slot, self._timeout_s)
+            for slot in slots:
+                replica = self._replicas[slot]
+                devices.set_current(replica.group.device)
+                try:
+                    if slot > 0:
+                        adopt_hyperparameters(replica.optimizer, settings)
+                    if self._clip_norm is not None and divided:
+                        owned = exchange.owned(slot)
+                        nn.utils.clip_grads_with_norm_(owned, self._clip_norm, norms[slot])
+                    elif self._clip_norm is not None:
+                        nn.utils.clip_grad_norm_(replica.parameters, self._clip_norm)
+                    replica.optimizer.step()
+                except DeviceLostError:
+                    raise
+                except Exception as error:
+                    raise replica.group.error(error, context.step) from error
+            devices.set_current(self._replicas[context.slot].group.device)
+            if divided:
+                exchange.return_weights()
 
     def _loss(self, futures: Sequence[Future[Any]], board: Board, number: int) -> float:
         """The batch's loss. Not finite: raises before any weight has changed."""
@@ -326,7 +342,7 @@ class Trainer:
 
     def _disconnect(self) -> None:
         if self._exchange is not None:
-            self._exchange.close(wait=False)
+            self._exchange.close()
 
     def _connect_without(self, slot: int) -> None:
         self._division.drop(slot)
@@ -420,7 +436,7 @@ class Trainer:
         except DeviceLostError as error:
             failure = error
         if self._exchange is not None:
-            self._exchange.close(wait=not self.lost)
+            self._exchange.close()
         for replica in replicas:
             replica.close()
         if failure is not None and not self.lost:

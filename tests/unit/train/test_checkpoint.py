@@ -72,11 +72,14 @@ def test_training_goes_on_as_if_it_had_not_stopped(tmp_path: Path, make: object)
 
 def test_a_snapshot_does_not_change_with_the_training() -> None:
     model = nn.Linear(2, 2)
-    taken = snapshot(model, None, 0)
+    losses = [1.0]
+    taken = snapshot(model, None, 0, {"losses": losses})
     before = taken.model["weight"].clone()
     with torch.no_grad():
         model.weight.add_(1)
+    losses.append(2.0)  # while the snapshot is being written
     assert torch.equal(taken.model["weight"], before)
+    assert taken.extra == {"losses": [1.0]}
 
 
 def test_the_newest_are_kept(tmp_path: Path) -> None:
