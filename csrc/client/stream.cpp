@@ -22,7 +22,8 @@ using wire::Kind;
 namespace {
 
 constexpr int64_t kSpinUs = 200;  // an answer is usually this near; a sleeping core wakes in 25 µs
-constexpr int64_t kFarUs = 1000;  // after so long a wait the next is not spun for: it will be as long
+constexpr int64_t kFarUs =
+    1000;  // after so long a wait the next is not spun for: it will be as long
 constexpr int64_t kSliceMs = 50;
 constexpr size_t kStashMax = 1024;  // replies for other threads: as many as may wait at once
 constexpr size_t kUnsentFreesMax = 64;

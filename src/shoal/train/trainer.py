@@ -253,7 +253,9 @@ class Trainer:
             with self._turns.turn():
                 losses = replica.forward_backward(parts, context) if parts else []
                 context.exchange.flush(slot)
-            if self._nan != "ignore":  # the longest wait: all others have issued their work after it
+            if (
+                self._nan != "ignore"
+            ):  # the longest wait: all others have issued their work after it
                 board.put("loss", slot, math.fsum(loss.value() * w for loss, w in losses))
             context.exchange.wait(slot, self._timeout_s)
             if self._on_lost != "stop":
