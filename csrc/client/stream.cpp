@@ -30,6 +30,7 @@ constexpr size_t kUnsentFreesMax = 64;
 constexpr size_t kToldMax = 16;  // failures that are kept for threads that wait for older events
 
 thread_local uint64_t t_line = 0;  // token of the line that this thread noted last
+thread_local bool t_far = false;   // whether this thread's last wait for an event was long
 
 }  // namespace
 
@@ -294,13 +295,13 @@ void Stream::waitCompleted(uint64_t sequence) {
     return;
   }
   const int64_t start = transport::nowNs();
-  int64_t spin_us = far_.load(std::memory_order_relaxed) ? 0 : kSpinUs;
+  int64_t spin_us = t_far ? 0 : kSpinUs;
   while (!transport::awaitCompleted(*progress_, sequence, spin_us, kSliceMs)) {
     checkUsable();
     checkAlive();
     spin_us = 0;  // not near after all
   }
-  far_.store(transport::nowNs() - start > kFarUs * 1000, std::memory_order_relaxed);
+  t_far = transport::nowNs() - start > kFarUs * 1000;
   if (hasFailed()) synchronize();  // raises what went wrong
 }
 

@@ -182,7 +182,6 @@ class Stream {
   std::atomic<uint64_t> heartbeat_seen_{0};
   std::atomic<int64_t> silent_since_ns_{0};  // when the heartbeat last changed while we waited
   std::atomic<int64_t> checked_ns_{0};
-  std::atomic<bool> far_{false};  // whether the last wait for an event was long
 
   static constexpr int64_t kCheckNs = 50000000;
   // The lines of the last calls, to name the one that failed. Indexed by sequence number.

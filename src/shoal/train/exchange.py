@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from shoal.train.board import Board
 from shoal.train.buckets import Bucket, Item, make_buckets
@@ -334,11 +335,9 @@ def _flatten(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
         grad = parameters[0].grad
         if grad is not None and grad.is_contiguous():
             return grad.detach().view(-1)
-    parts: list[Any] = [
-        (p.grad.detach() if p.grad is not None else torch.zeros_like(p)).reshape(-1)
-        for p in parameters
-    ]
-    return torch.cat(parts)
+    grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
+    flat: torch.Tensor = _flatten_dense_tensors(grads)  # type: ignore[no-untyped-call]
+    return flat
 
 
 def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -353,8 +352,6 @@ def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def _assign(parameters: Sequence[nn.Parameter], used: Sequence[bool], flat: torch.Tensor) -> None:
     """Makes each parameter's gradient a view of the sum; one that nobody used has none."""
-    start = 0
-    for parameter, is_used in zip(parameters, used, strict=True):
-        stop = start + parameter.numel()
-        parameter.grad = flat[start:stop].view(parameter.shape) if is_used else None
-        start = stop
+    views = _unflatten_dense_tensors(flat, parameters)  # type: ignore[no-untyped-call]
+    for parameter, view, is_used in zip(parameters, views, used, strict=True):
+        parameter.grad = view if is_used else None

@@ -96,10 +96,12 @@ class PipelineReplica(Replica):
         set_current(self.devices[0])
         return loss
 
+    def finish(self, step: int) -> None:
+        """Its devices' times are those of the pipeline."""
+
     def seconds(self, step: int) -> float | None:
         """How long the group's pipeline ran: its devices wait for each other in it."""
-        took = self.stopwatches[0].take(step)
-        return took.whole_s if took is not None else None
+        return self.stopwatches[0].take(step)
 
     def close(self) -> None:
         for hook in self._hooks:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from shoal.train import batches
 from shoal.train.board import Board
-from shoal.train.devices import Reading, allocated_bytes, record
+from shoal.train.devices import Reading, allocated_bytes, elapsed_s, record
 from shoal.train.exchange import Exchange
 from shoal.train.groups import WorkerGroup
 from shoal.train.timeline import Stopwatch, Timeline
@@ -76,6 +76,8 @@ class Replica:
         self.timeline = timeline
         self.fixed_bytes = 0  # in use before the last step's forward passes, and at the end of one
         self.used_bytes = 0
+        self._start: torch.Event | None = None  # of the step that is issued now
+        self._ends: dict[int, tuple[torch.Event, torch.Event]] = {}  # by step: its first, its last
         self.stopwatches = [Stopwatch(str(m), timeline, m.device) for m in self.used_members]
         place(model, optimizer, self.device_of)
 
@@ -102,7 +104,7 @@ class Replica:
         """Gradients of the parts' weighted losses; returns the losses with their weights."""
         device: torch.device = self.group.device
         losses = []
-        start = record(device)
+        start = self._start = record(device)
         self.fixed_bytes = self.used_bytes = allocated_bytes(device)
         for i, part in enumerate(parts):
             context.board.check()
@@ -122,10 +124,24 @@ class Replica:
         with torch.no_grad():
             return self.objective(self.model, batches.to_device(batch, device), device.type)
 
+    def finish(self, step: int) -> None:
+        """All work of the step is issued, with its update."""
+        if self._start is not None:
+            self._ends[step] = self._start, record(self.group.device)
+            self._start = None
+
     def seconds(self, step: int) -> float | None:
-        """How long the group computed in a step, once it is known."""
-        took = self.stopwatches[0].take(step)
-        return took.worked_s if took is not None else None
+        """How long the group worked for a step, once it is known."""
+        for old in [s for s in self._ends if s < step]:
+            del self._ends[old]
+        start, end = self._ends.get(step, (None, None))
+        try:
+            if start is None or end is None or not end.query():
+                return None
+            del self._ends[step]
+            return elapsed_s(start, end)[1]
+        except RuntimeError:  # lost, or an operator failed: who uses the result is told
+            return None
 
     def close(self) -> None:
         for stopwatch in self.stopwatches:

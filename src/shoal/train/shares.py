@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-HISTORY = 48  # observations that a fit remembers
+HISTORY = 24  # observations that a fit remembers
+REFIT_EVERY = 4  # observations, once there are so many: each changes the line a little
 FORGET = 0.95  # weight of an observation against the one after it
 PRIOR = 0.1  # weight of the belief that no samples cost nothing, against one observation
 NEAR = 1.1  # sample counts within this factor of seen ones are told by the line
@@ -39,6 +40,7 @@ class CostFit:
         default_factory=lambda: deque(maxlen=HISTORY)
     )  # |time/predicted - 1|
     _odd: list[tuple[int, float]] = field(default_factory=list)  # far off, in a row, until now
+    _count: int = 0  # observations that were taken in
 
     def predict(self, samples: int) -> float:
         """Seconds for so many samples; nothing to do costs nothing."""
@@ -60,7 +62,8 @@ class CostFit:
         """Takes in that `samples` took `seconds`. What cannot be true is left out."""
         if samples < 1 or not math.isfinite(seconds) or seconds <= 0:
             return
-        if self.known and self._near(samples):
+        near = self.known and self._near(samples)
+        if near:
             off = seconds / self.predict(samples) - 1
             limit = max(JUMP, SURE * self.noise)
             self._off.append(abs(off))
@@ -70,9 +73,12 @@ class CostFit:
                     return
                 self._seen.clear()
                 self._seen.extend(self._odd[:-1])
+        settled = near and not self._odd and len(self._seen) >= REFIT_EVERY
         self._odd.clear()
         self._seen.append((samples, seconds))
-        self._fit()
+        self._count += 1
+        if not settled or self._count % REFIT_EVERY == 0:
+            self._fit()
         self.known = True
 
     def _has_changed(self) -> bool:
@@ -104,12 +110,12 @@ class CostFit:
         self.sample_s, self.fixed_s = slope, max(0.0, mean_t - slope * mean_n)
 
     def _typical(self) -> list[tuple[int, float]]:
-        """What was seen, without the slower half of each number of samples: other work on the machine
-        only ever adds time."""
+        """Of what was seen, the fastest quarter of each number of samples: other work on the machine
+        only ever adds time, and may do so for a while."""
         by_count: dict[int, list[float]] = {}
         for n, seconds in self._seen:
             by_count.setdefault(n, []).append(seconds)
-        limits = {n: statistics.median_high(times) for n, times in by_count.items()}
+        limits = {n: sorted(times)[(len(times) - 1) // 4] for n, times in by_count.items()}
         return [(n, t) for n, t in self._seen if t <= limits[n]]
 
 

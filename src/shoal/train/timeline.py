@@ -17,6 +17,7 @@ import torch
 from shoal.train.devices import elapsed_s, record
 
 SPANS_MAX = 100_000
+STEPS_KEPT = 8  # steps whose times nobody has asked for
 PENDING_MAX = 10_000  # pieces of work whose end nobody has asked for
 
 
@@ -117,14 +118,6 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True)
-class Took:
-    """How long a device was busy with a step."""
-
-    worked_s: float  # without waiting for other devices
-    whole_s: float  # from the first work to the end of the last
-
-
-@dataclass(frozen=True, slots=True)
 class _Pair:
     kind: str
     step: int
@@ -145,8 +138,7 @@ class Stopwatch:
         self._timeline = timeline
         self._pending: deque[_Pair] = deque(maxlen=PENDING_MAX)
         self._first: _Pair | None = None  # of the step that is timed now
-        self._worked_s = 0.0
-        self._took: dict[int, Took] = {}
+        self._took: dict[int, float] = {}  # seconds of the last steps
         self._lock = threading.Lock()
         self._anchor = record(device)
         self._anchor.synchronize()
@@ -159,12 +151,10 @@ class Stopwatch:
         """Times from `start` to `stop`, both on this device; `last` ends the step's work."""
         self._pending.append(_Pair(kind, step, start, stop, last))
 
-    def take(self, step: int) -> Took | None:
-        """How long the step took this device, if it is known already."""
+    def take(self, step: int) -> float | None:
+        """Seconds from the step's first work on this device to its last, if known already."""
         self.collect()
         with self._lock:
-            for old in [s for s in self._took if s < step - 8]:
-                del self._took[old]
             return self._took.pop(step, None)
 
     def collect(self) -> None:
@@ -191,8 +181,8 @@ class Stopwatch:
         shown_s = seconds if pair.kind == "exchange" else worked_s
         self._timeline.add(Span(self.track, pair.kind, stop_s - shown_s, stop_s, pair.step))
         if self._first is None or self._first.step != pair.step:
-            self._first, self._worked_s = pair, 0.0
-        self._worked_s += worked_s
+            self._first = pair
         if pair.last:
-            whole_s = elapsed_s(self._first.start, pair.stop)[0]
-            self._took[pair.step] = Took(self._worked_s, whole_s)
+            self._took[pair.step] = elapsed_s(self._first.start, pair.stop)[0]
+            if len(self._took) > STEPS_KEPT:
+                del self._took[next(iter(self._took))]

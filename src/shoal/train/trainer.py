@@ -275,6 +275,7 @@ class Trainer:
                 self._update(slots, context, settings)
             for updated in slots:
                 self._replicas[updated].optimizer.zero_grad(set_to_none=True)
+                self._replicas[updated].finish(context.step)
         except BaseException as error:
             board.fail(replica.group.index, error)
             raise
@@ -288,6 +289,8 @@ class Trainer:
         norms = exchange.norms() if divided and self._clip_norm is not None else []
         with self._turns.turn():
             for slot in slots:
+                if divided and slot > 0 and not exchange.owned(slot):
+                    continue
                 replica = self._replicas[slot]
                 devices.set_current(replica.group.device)
                 try:
