@@ -193,7 +193,7 @@ class TestWithoutLoss:
         optimizer = Failing(model.parameters(), lr=0.1)
         with shoal.train.worker_groups(2) as groups:
             with shoal.train.Trainer(
-                model, KINDS["cnn"][1], optimizer, groups, divide_update=divided
+                model, KINDS["cnn"][1], optimizer, groups, divide_update=divided, bucket_bytes=256
             ) as trainer:
                 with pytest.raises(shoal.train.GroupError, match="no step today") as raised:
                     trainer.step(models.pictures(0, SAMPLES))
