@@ -60,6 +60,20 @@ def test_a_part_that_memory_does_not_hold_is_computed_in_pieces(
     assert all("group 1 (cpu/1 (shoal:2))" in text for text in said)
 
 
+def test_a_validation_batch_that_memory_does_not_hold_is_computed_in_pieces() -> None:
+    model, _ = model_and_batches()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = torch.randn(4096, 8), torch.randint(4, (4096,))  # 8 MiB after the first layer
+    expected = F.cross_entropy(model(x), y).item()
+    with (
+        shoal.up([ROOMY, FULL]) as pool,
+        shoal.connect(pool.url, devices=2),
+        shoal.train.worker_groups([[1]]) as groups,
+        shoal.train.Trainer(model, F.cross_entropy, optimizer, groups) as trainer,
+    ):
+        assert trainer.evaluate((x, y)) == pytest.approx(expected, rel=1e-5)
+
+
 def test_too_little_memory_for_a_single_sample_is_an_error() -> None:
     model = nn.Sequential(nn.Linear(8, WIDTH * 512), nn.Tanh(), nn.Linear(WIDTH * 512, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

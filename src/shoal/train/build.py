@@ -26,6 +26,7 @@ MICRO_BATCHES_PER_STAGE = 4
 #: Rows that a product with a weight should have in a micro-batch: with fewer, reading the weights
 #: costs more than multiplying by them.
 ROWS_MIN = 64
+ROOMY = 2  # times as many rows: then a micro-batch more costs next to nothing
 #: Random numbers differ between groups, as between samples; device generators are seeded so.
 SEED_STRIDE = 1_000_003
 
@@ -53,7 +54,11 @@ class Builder:
             return 1
         puts_off = self._schedule.startswith("zero-bubble")
         wanted = schedules.enough(stages) if puts_off else MICRO_BATCHES_PER_STAGE * stages
-        return wanted if self._most is None else max(stages, min(self._most, wanted))
+        if self._most is None:
+            return wanted
+        if puts_off and ROOMY * (wanted + 1) <= self._most:
+            wanted += 1  # stages are never quite equal: one more takes up what they differ by
+        return max(stages, min(self._most, wanted))
 
     def build(
         self,

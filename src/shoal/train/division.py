@@ -74,12 +74,14 @@ class Division:
 
     def share_out(self, ready: Prepared, replicas: Sequence[Replica]) -> None:
         ready.counts = self._divide(ready.samples)
-        ready.parts = self._parts(ready.batch, ready.counts, replicas)
-        ready.groups = tuple(replica.group.index for replica in replicas)
+        wanted = [self._micro_batches(replica.stages) for replica in replicas]
+        self._cut(ready, replicas, wanted)
 
-    def by_speed(self, samples: int) -> tuple[int, ...]:
-        """A division of which nothing is learnt."""
-        return shares.divide(samples, self._divider.fits)
+    def share_out_by_speed(self, ready: Prepared, replicas: Sequence[Replica]) -> None:
+        """For what is computed without gradients: nothing is learnt of it, and pieces are as few as
+        memory allows."""
+        ready.counts = shares.divide(ready.samples, self._divider.fits)
+        self._cut(ready, replicas, [1] * len(replicas))
 
     def _divide(self, samples: int) -> tuple[int, ...]:
         with self._lock:
@@ -88,23 +90,20 @@ class Division:
                 return shares.divide(samples, [shares.CostFit()] * divider.groups, divider.limits)
             return divider.shares(samples)
 
-    def _parts(
-        self, batch: Any, counts: Sequence[int], replicas: Sequence[Replica]
-    ) -> list[list[Part]]:
+    def _cut(self, ready: Prepared, replicas: Sequence[Replica], wanted: Sequence[int]) -> None:
         """Micro-batches of each group with their weights in the whole batch."""
         pieces: list[list[Any]] = []
-        for part, count, replica in zip(
-            batches.split(batch, counts), counts, replicas, strict=True
-        ):
-            wanted = self._micro_batches(replica.stages)
-            sizes = shares.chunk_sizes(count, self._pieces.of(replica.group.index, wanted))
+        parts = batches.split(ready.batch, ready.counts)
+        for part, count, replica, n in zip(parts, ready.counts, replicas, wanted, strict=True):
+            sizes = shares.chunk_sizes(count, self._pieces.of(replica.group.index, n))
             pieces.append(batches.split(part, sizes))
         measures = [float(self.weigh(piece)) for group in pieces for piece in group]
         try:
             weights = iter(shares.weights(measures))
         except ValueError:
             raise TrainError(f"weigh=… says that this batch counts {sum(measures)}") from None
-        return [[Part(piece, next(weights)) for piece in group] for group in pieces]
+        ready.parts = [[Part(piece, next(weights)) for piece in group] for group in pieces]
+        ready.groups = tuple(replica.group.index for replica in replicas)
 
     # --- what steps teach ---
 

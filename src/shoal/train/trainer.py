@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -67,7 +67,7 @@ class Trainer:
         optimizer: any torch optimizer whose `step()` needs no closure.
         groups: from `worker_groups`, or what its first argument takes.
         micro_batches: pieces that a group computes one after another: gradient accumulation on one
-            device, the pipeline's pieces on several (default there: 2 * stages - 1, 4 for each stage
+            device, the pipeline's pieces on several (default there: 2 * stages, 4 for each stage
             with "1f1b" and "gpipe", fewer where they would be too small to compute well).
         schedule: "zero-bubble", "zero-bubble-lean", "1f1b" or "gpipe".
         clip_norm: the largest norm of all gradients together.
@@ -358,36 +358,39 @@ class Trainer:
     def evaluate(self, batch: Any) -> float:
         """The loss of a batch without training; the groups share it. The model is in eval mode."""
         batch = batches.as_tensors(batch)
-        samples = batches.size(batch)
         self.build(batch)
-        counts = self._division.by_speed(samples)
-        pieces = batches.split(batch, counts)
-        measures = [
-            float(self._division.weigh(p)) if n else 0.0
-            for p, n in zip(pieces, counts, strict=True)
-        ]
+        ready = Prepared(batch, batches.size(batch))
+        while True:
+            self._division.share_out_by_speed(ready, self._replicas)
+            try:
+                return self._evaluate(ready.parts)
+            except GroupError as error:
+                if not self._division.in_more_pieces(error, ready):
+                    raise
 
-        def work(replica: Replica, piece: Any, _: WorkerGroup) -> float:
+    def _evaluate(self, parts: Sequence[Sequence[Part]]) -> float:
+        def work(replica: Replica, pieces: Sequence[Part], _: WorkerGroup) -> float:
             modes = [m.training for m in replica.model.modules()]
             replica.model.eval()
             try:
-                return replica.evaluate(piece).item()
+                return math.fsum(replica.evaluate(p.batch).item() * p.weight for p in pieces)
             finally:
                 for module, mode in zip(replica.model.modules(), modes, strict=True):
                     module.training = mode
 
         futures = [
-            (m, r.group, r.group.call(partial(work, r, p)))
-            for m, r, p in zip(measures, self._replicas, pieces, strict=True)
-            if m > 0
+            (r.group, r.group.call(partial(work, r, pieces)))
+            for r, pieces in zip(self._replicas, parts, strict=True)
+            if pieces
         ]
+        wait([future for _, future in futures], self._timeout_s)
         total = 0.0
-        for measure, group, future in futures:
+        for group, future in futures:
             try:
-                total += measure * future.result(self._timeout_s)
+                total += future.result(0)
             except Exception as error:
                 raise group.error(error, self.steps) from error
-        return total / sum(measures)
+        return total
 
     def synchronize(self) -> None:
         """Waits until every group has done everything so far; raises what went wrong."""
