@@ -248,7 +248,7 @@ def main(
     """Prints the speed of two devices against one process, ours and the peers'."""
     torch.set_num_threads(1)
     console = Console()
-    rounds, burst_s = (4, 1.0) if quick else (8, 1.5)
+    rounds, burst_s = (4, 1.0) if quick else (8, 2.5)
     for name, aim in AIMS.items():
         console.print(f"aim, {name}: {aim}")
     load = os.getloadavg()[0]

@@ -53,9 +53,10 @@ class _GroupState:
 
     sent: int = 0  # buckets whose gradients are computed and joined
     flushed: bool = False  # all of them are
-    held: deque[tuple[int, int, int]] = field(default_factory=deque)  # until it is there: see _send
+    #: What it will take when it is far enough: buckets its sender had sent, the bucket, the sender.
+    held: deque[tuple[int, int, int]] = field(default_factory=deque)
     starts: list[torch.Event] = field(default_factory=list)  # where its backward pass ends
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.Lock = field(default_factory=threading.Lock)  # of what it takes: one order
 
 
 class Exchange:
@@ -148,6 +149,8 @@ class Exchange:
             self._progress = [
                 _GroupState(flushed=g not in self._contributing) for g in range(self._groups)
             ]
+        if not self.buckets:  # every weight is frozen
+            board.mark(SUMMED)
 
     def arm(self, group: int, device: torch.device, late: Sequence[torch.Tensor] = ()) -> None:
         """From now on gradients of this group on `device` are final when they are accumulated, but
@@ -286,7 +289,7 @@ class Exchange:
     def _release(self, owner: int) -> None:
         """Lets an owner take what the others have at the point that it is past itself."""
         progress = self._progress[owner]
-        with progress.lock:  # whatever an owner takes is taken in one order
+        with progress.lock:
             while True:
                 with self._lock:
                     held = progress.held

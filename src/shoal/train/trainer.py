@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -287,7 +288,8 @@ class Trainer:
         exchange = context.exchange
         divided = exchange.divided
         norms = exchange.norms() if divided and self._clip_norm is not None else []
-        with self._turns.turn():
+        # Of a divided update nobody else issues anything meanwhile.
+        with nullcontext() if divided else self._turns.turn():
             for slot in slots:
                 if divided and slot > 0 and not exchange.owned(slot):
                     continue
