@@ -76,14 +76,20 @@ class WorkerGroup:
         current = False
         while (item := self._queue.get()) is not None:
             future, work = item
+            del item
             try:
                 if not current:
                     train_devices.set_current(self.device)
                     current = True
-                future.set_result(work())
+                result = work()
             except BaseException as error:  # the future carries it to whoever asked
+                del work  # and its tensors, before anybody learns that it is done
                 future.set_exception(error)
-            del item, future, work  # keep no tensor alive while waiting
+            else:
+                del work
+                future.set_result(result)
+                del result
+            del future  # keep no tensor alive while waiting
 
     def __repr__(self) -> str:
         return f"<WorkerGroup {self.index} [{', '.join(m.name for m in self.members)}]>"

@@ -3,6 +3,7 @@ others let go of the step, and how the training goes on without that group."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
@@ -20,6 +21,7 @@ SETTLE_LOST_S = 0.2  # that survivors get to let go of a step before a loss is r
 LOST_KNOWN_S = 0.3  # in which a process that has closed its connection is seen to have ended
 LOOK_CLOSELY_S = 0.02
 LOOK_EVERY_S = 0.1  # how often a wait looks whether the group is lost
+_LOST = re.compile(r"device (\S+) (?:of this lease )?was lost")  # as the core says it
 OnLost = Literal["stop", "save", "continue"]
 
 
@@ -98,7 +100,7 @@ class Recovery:
         failed = next((g for g in groups if g.index == index), groups[0])
         if not isinstance(cause, DeviceLostError) or failed.lost is not None:
             return failed
-        gone: list[WorkerGroup] = []
+        gone = named(str(cause), groups)
         until = time.monotonic() + LOST_KNOWN_S
         while not gone and time.monotonic() < until:  # a process takes a moment to be gone
             gone = [g for g in groups if g.lost is not None or g.silent or g.has_ended()]
@@ -170,6 +172,15 @@ class Recovery:
         if slot == 0:
             self._replicas[0] = take_over(lost, self._replicas[0])
         self._connect_without(slot)
+
+
+def named(text: str, groups: Sequence[WorkerGroup]) -> list[WorkerGroup]:
+    """The group whose device an error says was lost; none where a name is two groups' or nobody's."""
+    found = _LOST.search(text)
+    if found is None:
+        return []
+    holders = [g for g in groups if any(m.name == found[1] for m in g.members)]
+    return holders if len(holders) == 1 else []
 
 
 def _drain(replica: Replica) -> None:

@@ -2,10 +2,56 @@
 
 from __future__ import annotations
 
-import pytest
+import weakref
+from collections.abc import Iterator
 
+import pytest
+import torch
+
+from shoal.train.devices import Member
 from shoal.train.errors import GroupLostError
-from shoal.train.recovery import Recovery
+from shoal.train.groups import WorkerGroup
+from shoal.train.recovery import Recovery, named
+
+
+@pytest.fixture
+def groups() -> Iterator[list[WorkerGroup]]:
+    made = [
+        WorkerGroup(i, [Member(torch.device("cpu"), name, 0, 0) for name in names])
+        for i, names in enumerate([["cpu/0", "same"], ["cpu/1"], ["cpu/11", "same"]])
+    ]
+    yield made
+    for group in made:
+        group.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("device cpu/1 of this lease was lost: its worker process ended. Call", [1]),
+        ("shoal device cpu/11 was lost: it gave no sign of life", [2]),
+        ("device same of this lease was lost: whose?", []),
+        ("device elsewhere was lost", []),
+        ("something else", []),
+    ],
+)
+def test_an_error_that_names_a_device_blames_its_group(
+    text: str, expected: list[int], groups: list[WorkerGroup]
+) -> None:
+    assert [g.index for g in named(text, groups)] == expected
+
+
+def test_work_that_is_done_holds_nothing_any_more(groups: list[WorkerGroup]) -> None:
+    class Batch:
+        """Stands for a tensor on a device."""
+
+    for _ in range(200):
+        batch = Batch()
+        gone = weakref.ref(batch)
+        future = groups[0].call(lambda group, held=batch: None)  # type: ignore[misc]
+        del batch
+        future.result(10)
+        assert gone() is None
 
 
 def test_a_loss_that_is_raised_again_on_its_way_to_the_user_counts_once() -> None:
