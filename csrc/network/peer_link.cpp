@@ -98,7 +98,23 @@ std::unique_ptr<Connection> openPeer(const Tls& tls, const PeerEndpoint& peer, P
   return connection;
 }
 
+// A read that was broken off leaves its answer in the connection, where the next one would take it
+// for its own: there is no next one. And a peer that was silent for seconds is not waited for
+// twice.
 bool PeerReader::read(const ReadRequest& request, const Piece& piece) {
+  if (!lost_.empty()) throw ConnectionLost(lost_);
+  lost_ = "a read from it was broken off";
+  try {
+    const bool there = readOnce(request, piece);
+    lost_.clear();
+    return there;
+  } catch (const ConnectionLost& error) {
+    lost_ = error.what();
+    throw;
+  }
+}
+
+bool PeerReader::readOnce(const ReadRequest& request, const Piece& piece) {
   if (connection_ == nullptr) {
     connection_ = openPeer(tls_, peer_, Purpose::kRead, member_);
     connection_->setSilence(kSilenceMs);

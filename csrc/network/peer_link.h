@@ -40,15 +40,18 @@ class PeerReader {
 
   // [at, + bytes) of the range that was asked for. The same range may come twice: the last counts.
   using Piece = std::function<void(const std::byte* from, uint64_t at, uint64_t bytes)>;
-  // False if the peer has no such segment. Throws ConnectionLost.
+  // False if the peer has no such segment. Throws ConnectionLost, and after it always.
   bool read(const ReadRequest& request, const Piece& piece);
 
  private:
+  bool readOnce(const ReadRequest& request, const Piece& piece);
+
   const Tls& tls_;
   PeerEndpoint peer_;
   uint32_t member_;
   std::unique_ptr<Connection> connection_;  // made at first use
   std::vector<std::byte> buffer_;
+  std::string lost_;  // why there is no connection any more
 };
 
 // What a worker has to show: how far it is, and where its segments are.
