@@ -7,12 +7,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 import shoal
 from tests.support import processes, programs
+from tests.support.standing import StandingPool
 from tests.support.waiting import wait_until
 
 LOST_WITHIN_S = 5.0  # what the issue promises
@@ -230,3 +232,26 @@ def test_a_lost_lease_can_be_dropped_in_any_order(pool: shoal.Pool) -> None:
             new = torch.ones(7, device="shoal")
             del kept  # frees addresses of the old session beside the new one
             assert new.sum().item() == 7
+
+
+def test_a_late_answer_is_not_taken_for_that_of_the_next_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over the network: a device that was given up in a read and is heard again is not read from."""
+    device = "cpu,threads=1,memory=64MiB"
+    with StandingPool(tmp_path, device, device, listen=True) as pool:
+        monkeypatch.setenv("SHOAL_IDENTITY", str(pool.join("late").path))
+        with shoal.connect(
+            pool.network_url, devices=2, memory="32MiB", transport="network"
+        ) as lease:
+            first = torch.full((1000,), 1.0, device="shoal:2")
+            second = torch.full((1000,), 2.0, device="shoal:2")
+            torch.shoal.synchronize()
+            os.kill(lease.worker_pids[1], signal.SIGSTOP)
+            try:
+                with pytest.raises(shoal.DeviceLostError):
+                    first.to("shoal:1").sum().item()
+            finally:
+                os.kill(lease.worker_pids[1], signal.SIGCONT)
+            with pytest.raises(shoal.DeviceLostError):  # and not 1000
+                raise AssertionError(second.to("shoal:1").sum().item())
