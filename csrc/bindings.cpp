@@ -14,6 +14,7 @@
 #include "client/hooks.h"
 #include "client/host_memory.h"
 #include "client/kernels.h"
+#include "client/recording.h"
 #include "client/tensor.h"
 #include "network/arrivals.h"
 #include "network/client_link.h"
@@ -207,6 +208,36 @@ void bindSharing(py::module_& m) {
     const wire::Address base = client::baseOf(tensor);
     return base != 0 && client::sessionOf(tensor).isShared(base);
   });
+}
+
+void bindRecording(py::module_& m) {
+  using client::Recording;
+  using client::Repeat;
+  const auto released = py::call_guard<py::gil_scoped_release>();
+  py::class_<Recording, std::shared_ptr<Recording>>(m, "Recording",
+                                                    "What this thread tells one device.")
+      .def(py::init([](int index) {
+             const py::gil_scoped_release release;
+             return std::make_shared<Recording>(static_cast<c10::DeviceIndex>(index));
+           }),
+           py::arg("device"))
+      .def("stop", &Recording::stop, released)
+      .def_static("pause", &Recording::pause)
+      .def_static("resume", &Recording::resume)
+      .def("mark", &Recording::mark, released)
+      .def_property_readonly("failure", &Recording::failure);
+  py::class_<Repeat>(m, "Repeat", "The same on another device.")
+      .def(py::init([](std::shared_ptr<Recording> recording, int index,
+                       const std::vector<at::Tensor>& ours, const std::vector<at::Tensor>& theirs,
+                       const std::vector<at::Tensor>& wanted) {
+             const py::gil_scoped_release release;
+             return std::make_unique<Repeat>(
+                 std::move(recording), static_cast<c10::DeviceIndex>(index), ours, theirs, wanted);
+           }),
+           py::arg("recording"), py::arg("device"), py::kw_only(), py::arg("ours"),
+           py::arg("theirs"), py::arg("wanted"))
+      .def("until", &Repeat::until, released)
+      .def("tensor", &Repeat::tensor, released);
 }
 
 void bindStatistics(py::module_& m) {
@@ -404,6 +435,7 @@ PYBIND11_MODULE(_core, m) {
   m.attr("DEVICES_MAX") = static_cast<int>(shoal::client::kDevicesMax);
   shoal::bindClient(m);
   shoal::bindSharing(m);
+  shoal::bindRecording(m);
   shoal::bindStatistics(m);
   shoal::bindWorker(m);
 }

@@ -21,6 +21,7 @@ void CallTemplate::build(const OperatorInfo& info, c10::ArrayRef<c10::IValue> ar
   key_.clear();
   immediates_.clear();
   uses_.clear();
+  places_.clear();
   needs_upload_ = false;
   has_generator_ = false;
   record_ = record;
@@ -109,6 +110,7 @@ void CallTemplate::addTensor(const at::Tensor& tensor) {
   if (base != 0) {
     if (wire::sessionOf(base) != session_->number()) raiseOtherDevice(tensor);
     uses_.push_back({base, writes_});
+    places_.push_back(static_cast<uint32_t>(immediates_.size()));
   }
   const auto sizes = tensor.sizes();
   const auto strides = tensor.strides();

@@ -9,6 +9,8 @@
 #include "client/call_template.h"
 #include "client/infer.h"
 #include "client/parts.h"
+#include "client/posts.h"
+#include "client/recording.h"
 #include "client/tensor.h"
 #include "client/wide.h"
 #include "client/wide_calls.h"
@@ -34,68 +36,18 @@ struct Issue {
   Stream* stream = nullptr;  // of the member that runs it, once that is decided
 };
 
-uint64_t freshBytes(const std::vector<OutputMeta>& outputs) {
-  uint64_t total = 0;
-  for (const auto& output : outputs) total += output.bytes;
-  return total;
-}
-
-void appendOutputs(std::vector<uint64_t>& words, const std::vector<OutputMeta>& outputs) {
-  for (const auto& output : outputs) {
-    words.push_back(wire::tagWord(static_cast<Tag>(output.kind), static_cast<uint8_t>(output.dtype),
-                                  static_cast<uint8_t>(output.sizes.size()), 0, output.number));
-    words.insert(words.end(), output.sizes.begin(), output.sizes.end());
-    words.insert(words.end(), output.strides.begin(), output.strides.end());
-  }
-}
-
-void postPrepare(const Issue& issue, const CachedCall& cached, const Lock& held) {
-  Stream& stream = *issue.stream;
-  std::vector<uint64_t> outputs;
-  appendOutputs(outputs, cached.outputs);
-  const std::string& name = issue.info.name;
-  const auto& key = issue.call.key();
-  const size_t name_words = (name.size() + 7) / 8;
-  uint64_t* out =
-      stream.begin(Kind::kPrepare, 2 + name_words + key.size() + outputs.size(), 0, held);
-  *out++ = wire::pair(cached.id, static_cast<uint32_t>(name.size()));
-  *out++ = wire::pair(static_cast<uint32_t>(key.size()), static_cast<uint32_t>(outputs.size()));
-  if (name_words > 0) out[name_words - 1] = 0;
-  std::memcpy(out, name.data(), name.size());
-  out = std::copy(key.begin(), key.end(), out + name_words);
-  std::copy(outputs.begin(), outputs.end(), out);
-  stream.commit(held);
-}
-
-// Writes the call itself. `addresses` are those of the outputs.
-uint64_t postCall(const Issue& issue, uint32_t id, uint16_t flags,
-                  c10::ArrayRef<wire::Address> addresses, const Lock& held) {
+// Posts the call on the member that was chosen; random numbers of the whole lease come along.
+uint64_t post(const Issue& issue, uint32_t id, uint16_t flags,
+              c10::ArrayRef<wire::Address> addresses, const Lock& held) {
   Stream& stream = *issue.stream;
   Session& session = stream.session();
-  for (const SegmentUse& use : issue.call.uses()) session.bring(use.base, stream, held);
   if (issue.info.random && !session.single() && issue.call.device().index() == 0) {
     const bool own = issue.call.hasGenerator();
     session.bringGenerator(own ? issue.call.generator() : wire::kLeaseGenerator, stream, held);
     if (!own) flags |= wire::kFlagLeaseRandom;
   }
-  const auto& immediates = issue.call.immediates();
-  const size_t graph_words = issue.graph != 0 ? 1 : 0;
-  if (issue.graph != 0) flags |= wire::kFlagRecord;
-  uint64_t* out = stream.begin(Kind::kCall, 1 + graph_words + immediates.size() + addresses.size(),
-                               flags, held);
-  *out++ = wire::pair(id, static_cast<uint32_t>(addresses.size()));
-  if (issue.graph != 0) *out++ = issue.graph;
-  out = std::copy(immediates.begin(), immediates.end(), out);
-  std::copy(addresses.begin(), addresses.end(), out);
-  const uint64_t sequence = stream.commit(held);
-  session.traceCall(issue.call.uses(), addresses, stream, held);
-  for (const SegmentUse& use : issue.call.uses()) {
-    if (use.writes) session.wrote(use.base, stream, sequence, held);
-  }
-  for (const wire::Address address : addresses) {
-    if (address != 0) session.made(address, stream, sequence, held);
-  }
-  return sequence;
+  const CallWords words{issue.call.immediates(), issue.call.uses(), addresses, flags, issue.graph};
+  return postCall(stream, id, words, held);
 }
 
 void mintOutputs(const Issue& issue, const std::vector<OutputMeta>& outputs,
@@ -192,6 +144,17 @@ c10::IValue parseScalar(wire::Reader& reader) {
   }
 }
 
+// Another device can be told of a call whose outputs are known now, if they are so for all values.
+void recordLearnt(const Issue& issue, bool repeatable, const std::vector<OutputMeta>& outputs,
+                  c10::ArrayRef<wire::Address> addresses, const Lock& held) {
+  Recording* recording = Recording::current();
+  if (recording == nullptr) return;
+  if (!repeatable)
+    return Recording::giveUp("the device is asked for a shape that depends on values");
+  if (issue.info.constant_answer) return;  // a number, which every device gives
+  recording->called(issue.info, issue.call, issue.graph, outputs, addresses, held);
+}
+
 // The outputs are not known: the worker runs the call and tells.
 void learn(const Issue& issue) {
   Stream& stream = *issue.stream;
@@ -207,7 +170,7 @@ void learn(const Issue& issue) {
                                              issue.call.key().data(), issue.call.key().size());
     TORCH_INTERNAL_ASSERT(cached != nullptr);
     id = cached->id;
-    sequence = postCall(issue, id, wire::kFlagLearn, {}, held);
+    sequence = post(issue, id, wire::kFlagLearn, {}, held);
     ++stream.traffic(held).round_trips;
   }
   const auto payload = stream.await(sequence);
@@ -232,13 +195,16 @@ void learn(const Issue& issue) {
     for (const wire::Address address : addresses) {
       if (address != 0) session.made(address, stream, bound, held);
     }
+    recordLearnt(issue, repeatable, outputs, addresses, held);
     CachedCall* cached = stream.cache().find(issue.call.hash(issue.info), &issue.info,
                                              issue.call.key().data(), issue.call.key().size());
     if (repeatable && cached != nullptr && cached->id == id) {
       cached->outputs = outputs;
       cached->answer = scalars;
       cached->known = true;
-      if (!issue.info.constant_answer) postPrepare(issue, *cached, held);
+      if (!issue.info.constant_answer) {
+        postPrepare(stream, issue.info, issue.call.key(), *cached, held);
+      }
     }
   }
   finish(issue, outputs, addresses, scalars, nullptr);
@@ -262,7 +228,7 @@ CachedCall* prepare(const Issue& issue, uint64_t hash, Lock& held) {
   CachedCall* cached = cache.insert(hash, &issue.info, key.data(), key.size());
   cached->known = known;
   if (known) cached->outputs = std::move(outputs);
-  postPrepare(issue, *cached, held);
+  postPrepare(stream, issue.info, key, *cached, held);
   return cached;
 }
 
@@ -294,7 +260,10 @@ Stream* issueCall(Issue issue) {
   }
   mintOutputs(issue, cached->outputs, addresses, held);
   session.makeRoom(stream, issue.call.uses(), freshBytes(cached->outputs), held);
-  postCall(issue, cached->id, 0, addresses, held);
+  post(issue, cached->id, 0, addresses, held);
+  if (Recording* recording = Recording::current()) {
+    recording->called(issue.info, issue.call, issue.graph, cached->outputs, addresses, held);
+  }
   finish(issue, cached->outputs, addresses, {}, &held);
   if (g_blocking.load(std::memory_order_relaxed)) stream.synchronize();
   return &stream;

@@ -7,6 +7,7 @@
 #include "client/devices.h"
 #include "client/errors.h"
 #include "client/host_memory.h"
+#include "client/recording.h"
 
 namespace shoal::client {
 
@@ -83,7 +84,9 @@ Address Session::mint(uint64_t bytes, c10::DeviceIndex index, const Lock& held) 
   memory_.peak_bytes = std::max(memory_.peak_bytes, memory_.allocated_bytes);
   ++memory_.allocations;
   live_segments_.fetch_add(1, std::memory_order_relaxed);
-  return wire::makeAddress(number_, slot);
+  const Address address = wire::makeAddress(number_, slot);
+  if (Recording* recording = Recording::current()) recording->minted(address, bytes, index);
+  return address;
 }
 
 uint32_t Session::takeSlots(uint64_t count) {
@@ -119,6 +122,7 @@ void Session::release(Address address) noexcept {
 
 void Session::releaseLocked(Address address, const Lock& held) noexcept {
   if (wide_.count(wire::slotOf(address)) > 0) return releaseWide(address, held);
+  if (recording_ != nullptr) recording_->released(address);
   Segment& segment = at(address);
   if (tracing_ && segment.home >= 0) {
     ++traced_calls_;

@@ -60,6 +60,8 @@ struct Extent {
 };
 using Extents = std::vector<Extent>;  // without gaps, in order
 
+class Recording;
+
 class Session {
  public:
   explicit Session(uint32_t number) : number_(number) { segments_.resize(1024); }
@@ -83,6 +85,7 @@ class Session {
   wire::Address mint(uint64_t bytes, c10::DeviceIndex index, const Lock&);
   wire::Address mint(uint64_t bytes, c10::DeviceIndex index);
   void release(wire::Address address) noexcept;
+  void release(wire::Address address, const Lock& held) noexcept { releaseLocked(address, held); }
   uint64_t liveSegments() const { return live_segments_.load(std::memory_order_relaxed); }
   void checkRoom(uint64_t bytes, c10::DeviceIndex index, const Lock&) const;
   c10::DeviceIndex deviceOf(wire::Address base, const Lock&) const {
@@ -196,6 +199,14 @@ class Session {
   // The bytes of a segment in the memory of each device of this machine that has them, by member.
   std::vector<std::pair<uint32_t, std::string>> copies(wire::Address base);
 
+  // Who is told of releases, by whatever thread; null: nobody. One at a time: false if there is
+  // one.
+  bool recordTo(Recording* recording, const Lock&) {
+    if (recording != nullptr && recording_ != nullptr) return false;
+    recording_ = recording;
+    return true;
+  }
+
   // --- the trace of accesses, for those who ask what a pager should have done
   enum class Access : uint8_t { kRead = 0, kWrite = 1, kMake = 2, kFree = 3, kUpload = 4 };
   struct TraceEvent {
@@ -286,6 +297,7 @@ class Session {
   }
 
   uint32_t number_;
+  Recording* recording_ = nullptr;
   bool tracing_ = false;
   uint64_t traced_calls_ = 0;
   std::vector<TraceEvent> trace_;

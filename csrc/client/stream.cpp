@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "client/errors.h"
+#include "client/recording.h"
 #include "client/session.h"
 #include "wire/limits.h"
 #include "wire/reader.h"
@@ -160,6 +161,7 @@ void Stream::sendFrees() {
 
 uint64_t* Stream::begin(Kind kind, size_t words, uint16_t flags, const Lock&) {
   checkUsable();
+  if (Recording* recording = Recording::current()) recording->posted(kind);
   sendFrees();
   // What prepares a call, or names its memory, fails with the call and needs no line of its own.
   pending_traced_ = kind != Kind::kPrepare && kind != Kind::kAllocate && kind != Kind::kBind;
@@ -178,6 +180,14 @@ uint64_t Stream::commit(const Lock&) {
 void Stream::noteLine() {
   const auto hook = lineHooks().current;
   if (hook != nullptr) t_line = hook();
+}
+
+uint64_t Stream::line() {
+  return t_line;
+}
+
+void Stream::setLine(uint64_t token) {
+  t_line = token;
 }
 
 uint64_t Stream::post(Kind kind, std::initializer_list<uint64_t> words, const Lock& held) {

@@ -73,6 +73,9 @@ class Stream {
   // new code takes the GIL, and who holds the GIL may be about to free a tensor, which takes the
   // Lock.
   static void noteLine();
+  // The noted line, and noting one that was noted before.
+  static uint64_t line();
+  static void setLine(uint64_t token);
   // Room for a message of `words` words after the header.
   uint64_t* begin(wire::Kind kind, size_t words, uint16_t flags, const Lock&);
   // Publishes what begin() gave; returns the message's sequence number.

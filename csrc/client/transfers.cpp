@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "client/host_memory.h"
+#include "client/recording.h"
 #include "client/session.h"
 #include "client/wide.h"
 #include "memory/copy_bytes.h"
@@ -111,6 +112,10 @@ void Session::upload(Address base, uint64_t offset, const void* from, uint64_t b
                      bool non_blocking) {
   if (bytes == 0) return;
   Stream::noteLine();
+  if (Recording* recording = Recording::current()) {
+    recording->uploaded(base, offset, from, bytes, lock());
+  }
+  const Recording::Aside aside;
   if (anyWide() && extents(base) != nullptr) {
     return eachExtent(base, offset, bytes, [&](Address extent, uint64_t at, uint64_t n) {
       upload(extent, at, from, n, non_blocking);
@@ -265,6 +270,7 @@ std::vector<std::pair<uint32_t, std::string>> Session::copies(wire::Address base
 
 void Session::download(Address base, uint64_t offset, void* to, uint64_t bytes, bool non_blocking) {
   if (bytes == 0) return;
+  Recording::giveUp("a value is read from the device");
   if (anyWide() && extents(base) != nullptr) {
     return eachExtent(base, offset, bytes, [&](Address extent, uint64_t at, uint64_t n) {
       download(extent, at, to, n, non_blocking);

@@ -7,6 +7,7 @@
 #include <atomic>
 
 #include "client/devices.h"
+#include "client/recording.h"
 #include "client/tensor.h"
 
 namespace shoal::client {
@@ -76,6 +77,7 @@ Address Session::joinWide(const std::vector<Address>& bases, c10::DeviceIndex in
 }
 
 Address Session::bindWide(Extents extents, c10::DeviceIndex index, const Lock&) {
+  Recording::giveUp("a tensor is larger than any device");
   const uint64_t bytes = extents.back().start + extents.back().bytes;
   const uint32_t slot = takeSlots(wire::slotsFor(bytes));
   Segment& segment = segments_[slot];

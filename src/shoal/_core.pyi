@@ -1,6 +1,6 @@
 """Types of the compiled core (csrc/bindings.cpp)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -99,6 +99,35 @@ def segments() -> list[tuple[int, int, int, int, int, int, int, int, int, int, b
 def copies(address: int) -> list[tuple[int, bytes]]: ...
 def start_trace() -> None: ...
 def stop_trace() -> list[tuple[int, int, int, int, int]]: ...
+
+# --- what one device is told, told to another ---
+class Recording:
+    """What this thread tells one device, from here to `stop()`."""
+
+    def __init__(self, device: int) -> None: ...
+    def stop(self) -> None: ...
+    def mark(self) -> int: ...
+    @staticmethod
+    def pause() -> None: ...
+    @staticmethod
+    def resume() -> None: ...
+    @property
+    def failure(self) -> str: ...
+
+class Repeat:
+    """A recording on another device. Raises ValueError, with nothing done, where that cannot be."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        device: int,
+        *,
+        ours: Sequence[torch.Tensor],
+        theirs: Sequence[torch.Tensor],
+        wanted: Sequence[torch.Tensor],
+    ) -> None: ...
+    def until(self, mark: int) -> None: ...
+    def tensor(self, original: torch.Tensor) -> torch.Tensor: ...
 
 # Adds a tensor of another device of the lease in place; False where that takes a copy first.
 def add_from(target: torch.Tensor, source: torch.Tensor) -> bool: ...

@@ -1,0 +1,314 @@
+#include "client/recording.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "client/devices.h"
+#include "client/posts.h"
+#include "client/tensor.h"
+
+namespace shoal::client {
+
+using wire::Address;
+using wire::Kind;
+
+namespace {
+
+constexpr uint64_t kUploadBytesMax = uint64_t{1} << 20;  // constants; batches come from outside
+constexpr size_t kEventsMax = size_t{1} << 20;
+// Messages that are posted in one go: others may want to post, and the ring must have room.
+constexpr size_t kEventsAtOnce = 32;
+
+template <typename T, typename Items>
+uint32_t append(std::vector<T>& to, const Items& items) {
+  const auto start = static_cast<uint32_t>(to.size());
+  to.insert(to.end(), items.begin(), items.end());
+  return start;
+}
+
+template <typename T, typename R>
+c10::ArrayRef<T> slice(const std::vector<T>& from, const R& range) {
+  return {from.data() + range.start, range.count};
+}
+
+bool alike(const at::Tensor& a, const at::Tensor& b) {
+  return a.sizes() == b.sizes() && a.strides() == b.strides() &&
+         a.scalar_type() == b.scalar_type() && a.storage_offset() == b.storage_offset() &&
+         a.storage().nbytes() == b.storage().nbytes();
+}
+
+}  // namespace
+
+thread_local Recording* Recording::current_ = nullptr;
+thread_local int Recording::pauses_ = 0;
+
+// --- recording
+
+Recording::Recording(c10::DeviceIndex index) : index_(index) {
+  Session& session = Devices::get().sessionWith(index);
+  session_number_ = session.number();
+  segments_.push_back({});  // symbol 0
+  events_.reserve(2048);
+  words_.reserve(size_t{1} << 14);
+  const bool single = index > 0 && current_ == nullptr;
+  recording_ = single && session.recordTo(this, session.lock());
+  if (recording_) {
+    current_ = this;
+  } else {
+    fail(single ? "another thread records" : "it is no single device of a lease");
+  }
+}
+
+void Recording::stop() noexcept {
+  if (!recording_) return;
+  recording_ = false;
+  if (current_ == this) current_ = nullptr;
+  Session* session = Devices::get().byNumber(session_number_);
+  if (session != nullptr) session->recordTo(nullptr, session->lock());
+}
+
+size_t Recording::mark() const {
+  Session* session = recording_ ? Devices::get().byNumber(session_number_) : nullptr;
+  if (session == nullptr) return events_.size();
+  const Lock held = session->lock();  // others may free what was recorded
+  return events_.size();
+}
+
+void Recording::fail(std::string why) {
+  if (failure_.empty()) failure_ = std::move(why);
+  failed_.store(true, std::memory_order_relaxed);
+}
+
+Recording::Symbol Recording::name(Address base, bool outside) {
+  const uint32_t slot = wire::slotOf(base);
+  if (slot >= by_slot_.size()) by_slot_.resize(std::max<size_t>(slot + 1, 2 * by_slot_.size()), 0);
+  segments_.push_back({base, outside});
+  return by_slot_[slot] = static_cast<Symbol>(segments_.size() - 1);
+}
+
+Recording::Symbol Recording::symbolOf(Address base) {
+  const Symbol symbol = known(base);
+  return symbol != 0 ? symbol : name(base, true);
+}
+
+void Recording::called(const OperatorInfo& info, const CallTemplate& call, uint64_t graph,
+                       const std::vector<OutputMeta>& outputs, c10::ArrayRef<Address> made,
+                       const Lock&) {
+  if (!failure_.empty()) return;
+  if (graph != 0) return fail(info.name + " keeps its graph at the device");
+  if (call.hasGenerator()) return fail(info.name + " draws from a generator of its own");
+  if (call.device().index() != index_) return fail(info.name + " runs on another device");
+  if (events_.size() >= kEventsMax) return fail("it is too long");
+  Call event{&info, call.hash(info), Stream::line(), {}, {}, {}, {}, {}};
+  const auto count = [](const auto& items) { return static_cast<uint32_t>(items.size()); };
+  event.key = {append(words_, call.key()), count(call.key())};
+  event.immediates = {append(words_, call.immediates()), count(call.immediates())};
+  event.operands = {count(operands_), count(call.uses())};
+  for (size_t i = 0; i < call.uses().size(); ++i) {
+    const SegmentUse& use = call.uses()[i];
+    const uint32_t place = call.places()[i];
+    operands_.push_back(
+        {symbolOf(use.base), place, call.immediates()[place] - use.base, use.writes});
+  }
+  event.outputs = {append(outputs_, outputs), count(outputs)};
+  for (const OutputMeta& output : outputs) {
+    if (output.kind == wire::OutputKind::kResized) return fail(info.name + " resizes a tensor");
+  }
+  event.made = {count(made_), count(made)};
+  for (const Address address : made) made_.push_back(address == 0 ? 0 : known(address));
+  events_.emplace_back(event);
+}
+
+void Recording::minted(Address address, uint64_t bytes, c10::DeviceIndex index) {
+  if (!failure_.empty()) return;
+  if (index != index_) return fail("a tensor is made on another device");
+  events_.emplace_back(Mint{name(address, false), bytes});
+}
+
+// Of a segment from outside only the name is forgotten: its twin is not ours to free.
+void Recording::released(Address address) noexcept {
+  const Symbol symbol = known(address);
+  if (symbol == 0) return;
+  by_slot_[wire::slotOf(address)] = 0;
+  if (failed_.load(std::memory_order_relaxed) || segments_[symbol].outside) return;
+  try {
+    events_.emplace_back(Free{symbol});
+  } catch (const std::bad_alloc&) {
+    // Then it is freed when the repetition ends.
+  }
+}
+
+void Recording::uploaded(Address base, uint64_t offset, const void* from, uint64_t bytes,
+                         const Lock&) {
+  if (!failure_.empty()) return;
+  if (bytes > kUploadBytesMax) return fail("a large tensor is sent to the device");
+  Upload event{symbolOf(base), offset, {}};
+  if (segments_[event.symbol].outside) return fail("a tensor from outside is changed by the host");
+  event.bytes = {static_cast<uint32_t>(bytes_.size()), static_cast<uint32_t>(bytes)};
+  const auto* data = static_cast<const std::byte*>(from);
+  bytes_.insert(bytes_.end(), data, data + bytes);
+  events_.emplace_back(event);
+}
+
+void Recording::posted(Kind kind) {
+  switch (kind) {
+    case Kind::kCall:
+    case Kind::kPrepare:
+    case Kind::kForget:
+    case Kind::kAllocate:
+    case Kind::kBind:
+    case Kind::kEventDrop:  // of whatever is collected meanwhile
+    case Kind::kGeneratorDrop:
+      return;
+    default:
+      fail("message " + std::to_string(static_cast<int>(kind)) + " is sent beside the calls");
+  }
+}
+
+// --- repeating
+
+Repeat::Repeat(std::shared_ptr<const Recording> recording, c10::DeviceIndex index,
+               const std::vector<at::Tensor>& ours, const std::vector<at::Tensor>& theirs,
+               const std::vector<at::Tensor>& wanted)
+    : recording_(std::move(recording)), index_(index) {
+  if (!recording_->failure_.empty()) throw std::invalid_argument(recording_->failure_);
+  session_ = &Devices::get().sessionWith(index);
+  if (session_->number() != recording_->session_number_ || index == 0) {
+    throw std::invalid_argument("the devices are not of one lease");
+  }
+  if (ours.size() != theirs.size()) throw std::invalid_argument("not as many tensors as recorded");
+  stream_ = &session_->deviceMember(index);
+  targets_.resize(recording_->segments_.size(), 0);
+  for (size_t i = 0; i < ours.size(); ++i) pair(ours[i], theirs[i]);
+  for (size_t symbol = 1; symbol < targets_.size(); ++symbol) {
+    if (recording_->segments_[symbol].outside && targets_[symbol] == 0) {
+      throw std::invalid_argument("it uses a tensor that is neither a weight nor of the batch");
+    }
+  }
+  for (const at::Tensor& tensor : wanted) {
+    const Address base = baseOf(tensor);
+    const Symbol symbol = recording_->known(base);
+    if (base != 0 && (symbol == 0 || recording_->segments_[symbol].outside)) {
+      throw std::invalid_argument("a result was not made by it");
+    }
+  }
+}
+
+void Repeat::pair(const at::Tensor& ours, const at::Tensor& theirs) {
+  const Address base = baseOf(ours);
+  const Symbol symbol = base == 0 ? 0 : recording_->known(base);
+  if (symbol == 0) return;  // it was not used
+  if (theirs.device().index() != index_ || !alike(ours, theirs)) {
+    throw std::invalid_argument("a tensor is not laid out as the recorded one");
+  }
+  Address& target = targets_[symbol];
+  if (target != 0 && target != baseOf(theirs)) {
+    throw std::invalid_argument("tensors that share memory are apart on the other device");
+  }
+  target = baseOf(theirs);
+}
+
+Repeat::~Repeat() {
+  // The lease may have ended meanwhile, and its session with it.
+  Session* session = Devices::get().byNumber(recording_->session_number_);
+  if (session == nullptr) return;
+  for (Symbol symbol = 1; symbol < targets_.size(); ++symbol) {
+    const bool ours = !recording_->segments_[symbol].outside && taken_.count(symbol) == 0;
+    if (ours && targets_[symbol] != 0) session->release(targets_[symbol]);
+  }
+}
+
+void Repeat::until(size_t mark) {
+  const Recording::Aside aside;
+  const uint64_t line = Stream::line();
+  const size_t end = std::min(mark, recording_->events_.size());
+  while (at_ < end) {
+    stream_->awaitRoom();
+    if (const auto* upload = std::get_if<Recording::Upload>(&recording_->events_[at_])) {
+      ++at_;
+      session_->upload(targets_[upload->symbol], upload->offset,
+                       recording_->bytes_.data() + upload->bytes.start, upload->bytes.count, false);
+      continue;
+    }
+    const Lock held = session_->lock();
+    for (size_t n = 0; n < kEventsAtOnce && at_ < end; ++n) {
+      const Recording::Event& event = recording_->events_[at_];
+      if (std::holds_alternative<Recording::Upload>(event)) break;
+      ++at_;
+      if (const auto* call = std::get_if<Recording::Call>(&event)) {
+        repeat(*call, held);
+      } else if (const auto* mint = std::get_if<Recording::Mint>(&event)) {
+        repeat(*mint, held);
+      } else {
+        repeat(std::get<Recording::Free>(event), held);
+      }
+    }
+  }
+  Stream::setLine(line);
+}
+
+void Repeat::repeat(const Recording::Call& call, const Lock& held) {
+  const Recording& from = *recording_;
+  const auto key = slice(from.words_, call.key);
+  CallCache& cache = stream_->cache();
+  CachedCall* cached = cache.find(call.hash, call.info, key.data(), key.size());
+  if (cached == nullptr) {
+    if (cache.full()) {
+      cache.clear();
+      stream_->post(Kind::kForget, {}, held);
+    }
+    cached = cache.insert(call.hash, call.info, key.data(), key.size());
+  }
+  if (!cached->known) {  // new here, or a call whose result this device was asked for until now
+    cached->known = true;
+    cached->outputs = slice(from.outputs_, call.outputs).vec();
+    postPrepare(*stream_, *call.info, key, *cached, held);
+  }
+  immediates_ = slice(from.words_, call.immediates).vec();
+  uses_.clear();
+  for (const Recording::Operand& operand : slice(from.operands_, call.operands)) {
+    const Address base = targets_[operand.symbol];
+    immediates_[operand.place] = base + operand.offset;
+    uses_.push_back({base, operand.writes});
+  }
+  made_.clear();
+  for (const Symbol symbol : slice(from.made_, call.made)) {
+    made_.push_back(symbol == 0 ? 0 : targets_[symbol]);
+  }
+  Stream::setLine(call.line);
+  session_->makeRoom(*stream_, uses_, freshBytes(cached->outputs), held);
+  postCall(*stream_, cached->id, {immediates_, uses_, made_}, held);
+}
+
+void Repeat::repeat(const Recording::Mint& mint, const Lock& held) {
+  targets_[mint.symbol] = session_->mint(mint.bytes, index_, held);
+}
+
+void Repeat::repeat(const Recording::Free& free, const Lock& held) {
+  if (taken_.count(free.symbol) > 0) return;  // its new owner frees it
+  const Address target = std::exchange(targets_[free.symbol], 0);
+  if (target != 0) session_->release(target, held);
+}
+
+at::Tensor Repeat::tensor(const at::Tensor& original) {
+  const c10::Device device(c10::DeviceType::PrivateUse1, index_);
+  const Address base = baseOf(original);
+  c10::Storage storage;
+  if (base == 0) {
+    storage = makeStorage(0, 0, device);
+  } else {
+    const Symbol symbol = recording_->known(base);
+    TORCH_CHECK(symbol != 0 && targets_[symbol] != 0, "shoal: this tensor was not repeated");
+    const auto [found, fresh] = taken_.try_emplace(symbol);
+    if (fresh) found->second = makeStorage(targets_[symbol], original.storage().nbytes(), device);
+    storage = found->second;
+  }
+  auto made = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), original.dtype());
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(original.sizes(), original.strides(),
+                                                    original.storage_offset());
+  return made;
+}
+
+}  // namespace shoal::client

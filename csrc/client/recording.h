@@ -1,0 +1,169 @@
+// What one thread tells one device, written down so that it can be told to another device with
+// other addresses: groups that train on alike parts of a batch need the program to run only once.
+//
+// A recording holds calls, not values. As soon as a value is read, or anything else happens that
+// depends on what the device computes, the recording has failed, with the reason; who made it then
+// runs the program for the other device too. Nothing was told to that device before, so there is
+// nothing to undo.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/SmallVector.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+
+#include "client/call_cache.h"
+#include "client/call_template.h"
+#include "client/operator_info.h"
+#include "client/session.h"
+#include "wire/address.h"
+
+namespace shoal::client {
+
+class Recording {
+ public:
+  // Begins to record what this thread tells device `index`. Fails where somebody else records.
+  explicit Recording(c10::DeviceIndex index);
+  ~Recording() { stop(); }
+  Recording(const Recording&) = delete;
+
+  // Ends it, in the thread that began it.
+  void stop() noexcept;
+  // A place between what was recorded so far and what comes next.
+  size_t mark() const;
+  // Why it cannot be repeated; empty: it can. For the thread that records.
+  const std::string& failure() const { return failure_; }
+
+  // Between the two, what this thread does is not recorded: it belongs to this device alone.
+  static void pause() { ++pauses_; }
+  static void resume() { --pauses_; }
+  struct Aside {
+    Aside() { pause(); }
+    ~Aside() { resume(); }
+    Aside(const Aside&) = delete;
+  };
+  // The one that this thread records into; null: none.
+  static Recording* current() { return pauses_ == 0 ? current_ : nullptr; }
+  static void giveUp(const char* why) {
+    if (current() != nullptr) current_->fail(why);
+  }
+
+  // --- what happens. All but `posted` hold the session's lock, and all but `released`, which any
+  // thread may call, are of the thread that records.
+  void called(const OperatorInfo& info, const CallTemplate& call, uint64_t graph,
+              const std::vector<OutputMeta>& outputs, c10::ArrayRef<wire::Address> made,
+              const Lock&);
+  void minted(wire::Address address, uint64_t bytes, c10::DeviceIndex index);
+  void released(wire::Address address) noexcept;
+  void uploaded(wire::Address base, uint64_t offset, const void* from, uint64_t bytes, const Lock&);
+  // Any message at all: those that are not recorded as one of the above make it fail.
+  void posted(wire::Kind kind);
+
+ private:
+  friend class Repeat;
+  using Symbol = uint32_t;  // stands for a segment; 0: none
+
+  struct Operand {
+    Symbol symbol;
+    uint32_t place;   // of its address in the immediates
+    uint64_t offset;  // in the segment
+    bool writes;
+  };
+  struct Range {
+    uint32_t start = 0, count = 0;
+  };
+  struct Call {
+    const OperatorInfo* info;
+    uint64_t hash;
+    uint64_t line;  // of the program, for errors
+    Range key, immediates, operands, outputs, made;
+  };
+  struct Mint {
+    Symbol symbol;
+    uint64_t bytes;
+  };
+  struct Free {
+    Symbol symbol;
+  };
+  struct Upload {
+    Symbol symbol;
+    uint64_t offset;
+    Range bytes;
+  };
+  using Event = std::variant<Call, Mint, Free, Upload>;
+  struct Segment {
+    wire::Address base;  // on the recorded device
+    bool outside;        // was there before
+  };
+
+  void fail(std::string why);
+  Symbol symbolOf(wire::Address base);  // a new one, from outside, if there is none
+  Symbol known(wire::Address base) const {
+    const uint32_t slot = wire::slotOf(base);
+    return slot < by_slot_.size() ? by_slot_[slot] : 0;
+  }
+  Symbol name(wire::Address base, bool outside);
+
+  static thread_local Recording* current_;
+  static thread_local int pauses_;
+
+  uint32_t session_number_;
+  c10::DeviceIndex index_;
+  bool recording_ = false;
+  std::string failure_;
+  std::atomic<bool> failed_{false};  // for other threads
+  std::vector<Event> events_;
+  std::vector<Segment> segments_;  // by symbol
+  std::vector<Symbol> by_slot_;
+  std::vector<uint64_t> words_;  // keys and immediates
+  std::vector<Operand> operands_;
+  std::vector<OutputMeta> outputs_;
+  std::vector<Symbol> made_;
+  std::vector<std::byte> bytes_;  // that were uploaded
+};
+
+// One repetition of a recording on another device of the same lease.
+class Repeat {
+ public:
+  // `theirs` take the place of `ours`, pair by pair; `wanted` are tensors that the recording made
+  // and that tensor() will be asked for. Raises std::invalid_argument, before anything is told to
+  // the device, if the recording cannot be repeated so.
+  Repeat(std::shared_ptr<const Recording> recording, c10::DeviceIndex index,
+         const std::vector<at::Tensor>& ours, const std::vector<at::Tensor>& theirs,
+         const std::vector<at::Tensor>& wanted);
+  ~Repeat();
+  Repeat(const Repeat&) = delete;
+
+  // Tells the device what was recorded before `mark`, from where the last call of this ended.
+  void until(size_t mark);
+  // What became of a tensor that the recording made. It is the caller's from now on.
+  at::Tensor tensor(const at::Tensor& original);
+
+ private:
+  using Symbol = Recording::Symbol;
+  void pair(const at::Tensor& ours, const at::Tensor& theirs);
+  void repeat(const Recording::Call& call, const Lock&);
+  void repeat(const Recording::Mint& mint, const Lock&);
+  void repeat(const Recording::Free& free, const Lock&);
+
+  std::shared_ptr<const Recording> recording_;
+  c10::DeviceIndex index_;
+  Session* session_;
+  Stream* stream_;
+  size_t at_ = 0;
+  std::vector<wire::Address> targets_;  // by symbol
+  std::unordered_map<Symbol, c10::Storage> taken_;
+  // Reused from call to call.
+  std::vector<uint64_t> immediates_;
+  std::vector<SegmentUse> uses_;
+  std::vector<wire::Address> made_;
+};
+
+}  // namespace shoal::client
