@@ -171,7 +171,7 @@ def test_a_lost_group_leaves_a_checkpoint_of_the_last_whole_step(
     assert any("call fit again" in note for note in raised.value.__notes__)
     saved = shoal.train.latest(tmp_path / "run")
     assert saved is not None
-    assert 3 <= saved.step <= 6
+    assert 3 <= saved.step <= 8  # the model's code runs once a step or, of parts that differ, twice
     shoal.connect(lease.url, devices=2)
     history = run(model_of(nn.Identity()))
     assert history.losses == pytest.approx(expected, abs=1e-5)

@@ -14,11 +14,12 @@ from shoal.train import batches, plan, schedules, shares
 from shoal.train.devices import Member, set_current
 from shoal.train.errors import CannotCut
 from shoal.train.groups import WorkerGroup, WorkerGroups
-from shoal.train.partition import CannotPartition, Limits, StageDevice, partition_fitting
+from shoal.train.partition import CannotPartition, partition_fitting
 from shoal.train.pipeline import PipelineReplica, StagePlan
 from shoal.train.profile import ModelProfile, measure_speeds, profile
 from shoal.train.replicas import Objective, Replica, clone, place
 from shoal.train.schedules import SCHEDULES, InvalidSchedule
+from shoal.train.stage_costs import COPY_BYTES_PER_S, Limits, StageDevice
 from shoal.train.timeline import Timeline
 
 #: Without gradients that are put off, more fill a pipeline better; fewer are larger and compute better.
@@ -26,7 +27,10 @@ MICRO_BATCHES_PER_STAGE = 4
 #: Rows that a product with a weight should have in a micro-batch: with fewer, reading the weights
 #: costs more than multiplying by them.
 ROWS_MIN = 64
-ROOMY = 2  # times as many rows: then a micro-batch more costs next to nothing
+ROOMY = 2  # times as many rows: then a micro-batch more costs little
+UNEVEN = 1.05  # the largest micro-batch over the mean from which on one more of them is better
+#: Of weights that two stages share, where we cannot see that both are on this machine.
+NETWORK_BYTES_PER_S = 1e9
 #: Random numbers differ between groups, as between samples; device generators are seeded so.
 SEED_STRIDE = 1_000_003
 
@@ -43,6 +47,7 @@ class Builder:
             raise InvalidSchedule(f"{schedule!r} is no schedule; use {' or '.join(SCHEDULES)}")
         self._micro_batches = micro_batches
         self._speeds: dict[Member, float] = {}  # where there are several
+        self._samples = 0  # of a group, in the first batch
         self._most: int | None = None  # micro-batches that leave each enough rows, once profiled
         self._schedule = schedule
         self._tell = tell
@@ -52,12 +57,14 @@ class Builder:
             return self._micro_batches
         if stages == 1:
             return 1
-        puts_off = self._schedule.startswith("zero-bubble")
+        puts_off = schedules.puts_off(self._schedule)
         wanted = schedules.enough(stages) if puts_off else MICRO_BATCHES_PER_STAGE * stages
         if self._most is None:
             return wanted
-        if puts_off and ROOMY * (wanted + 1) <= self._most:
-            wanted += 1  # stages are never quite equal: one more takes up what they differ by
+        largest = max(shares.chunk_sizes(self._samples, wanted), default=0)
+        uneven = largest * wanted > UNEVEN * self._samples
+        if puts_off and uneven and ROOMY * (wanted + 1) <= self._most:
+            wanted += 1
         return max(stages, min(self._most, wanted))
 
     def build(
@@ -74,8 +81,8 @@ class Builder:
         self._speeds = _speeds(groups.members) if len(groups.members) > 1 else {}
         if groups.automatic or max(groups.shape) > 1:
             found = self._profile(model, objective, batch, groups)
-            samples = batches.size(batch) // max(1, len(groups.shape))
-            self._most = max(1, int(samples * found.rows_per_sample / ROWS_MIN))
+            self._samples = batches.size(batch) // max(1, len(groups.shape))
+            self._most = max(1, int(self._samples * found.rows_per_sample / ROWS_MIN))
         if groups.automatic and not len(groups):
             assert found is not None
             groups.form(self._choose(found, groups, batch))
@@ -144,10 +151,11 @@ class Builder:
         assert found is not None
         devices = [StageDevice(self._speeds[m], m.memory_bytes) for m in group.members]
         micros = self.micro_batches_for(len(devices))
+        here = all(m.worker_pid for m in group.members)
+        copies = COPY_BYTES_PER_S if here else NETWORK_BYTES_PER_S
         try:
-            limits = Limits(micros, schedule=self._schedule)
-            stages, limits = partition_fitting(found.units, devices, limits)
-            return StagePlan.of(found, stages, limits.schedule)
+            limits = Limits(micros, schedule=self._schedule, copy_bytes_per_s=copies)
+            return StagePlan.of(found, *partition_fitting(found.units, devices, limits))
         except CannotPartition as error:
             why = error
         places = ", ".join(unit.name for unit in found.units[1:]) or "nowhere"

@@ -25,6 +25,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from shoal.train.board import Board
 from shoal.train.buckets import Bucket, Item, make_buckets
 from shoal.train.devices import add_from, record
+from shoal.train.echo import aside
 from shoal.train.timeline import Stopwatch, Timeline
 
 BUCKET_BYTES = 4 * 2**20
@@ -264,7 +265,8 @@ class Exchange:
             missing.discard(place)
             if missing:
                 return
-        self._send(index, self.buckets[index], group)
+        with aside():  # a group that repeats this one's pass sends its own
+            self._send(index, self.buckets[index], group)
 
     def _send(self, index: int, bucket: Bucket, group: int) -> None:
         """Joins the group's gradients; the owner takes them when it is far enough itself."""

@@ -1,76 +1,42 @@
-"""Where to cut a model into stages: dynamic programming over its units' costs. Pure.
-
-A *unit* is a piece of the model that is never cut, in the order in which the forward pass runs
-them. A *stage* is a run of consecutive units on one device.
-"""
+"""Where to cut a model into stages: dynamic programming over its units' costs. Pure."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
 
 from shoal.train import schedules
+from shoal.train.stage_costs import (
+    Cut,
+    Limits,
+    Stage,
+    StageDevice,
+    Unit,
+    busiest_s,
+    cuts_of,
+    make_stage,
+    stage_memory_bytes,
+    timing,
+)
 
 #: Orders of the devices whose slowest stage is so near to the best are compared by the whole step.
 NEAR = 1.25
+REFINED_MAX = 12  # of them: six unequal devices have 720 orders
 #: All orders of the devices are tried up to this many; beyond it they keep the order they came in.
 PERMUTED_DEVICES_MAX = 6
+#: A cut is shared where that shortens the step by this part of it: copies are not for nothing.
+SHARING_GAIN_MIN = 0.03
+#: The most units that a cut shares, and how far from a whole cut it is looked for.
+SHARED_UNITS_MAX, SHARED_WITHIN = 2, 3
+#: Numbers of micro-batches that are tried for a cut, less one; and of whole cuts from which it starts.
+SHARED_PARTS, SHARED_FROM = 8, 2
 
 
 class CannotPartition(ValueError):
     """No cut exists; the text says which limit is in the way."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """One piece of a model, as a profile saw it with one micro-batch on a device of speed 1."""
-
-    name: str
-    forward_s: float
-    backward_s: float
-    weight_bytes: int = 0  # parameters and buffers
-    activation_bytes: int = 0  # kept from forward to backward, for one micro-batch
-    output_bytes: int = 0  # what crosses to the next unit, for one micro-batch
-
-    @property
-    def seconds(self) -> float:
-        return self.forward_s + self.backward_s
-
-
-@dataclass(frozen=True, slots=True)
-class StageDevice:
-    """What a stage may use. A device of speed 0.5 takes twice a unit's seconds."""
-
-    speed: float = 1.0
-    memory_bytes: int = 2**62
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    start: int  # first unit
-    stop: int  # one behind the last
-    device: int  # place in the list of devices
-    seconds: float  # forward and backward of one micro-batch, with what crosses its start
-    memory_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What decides a stage's memory and its traffic."""
-
-    micro_batches: int = 1
-    weight_copies: float = 4.0  # weights, gradients, and two values of state as Adam keeps them
-    link_bytes_per_s: float = math.inf
-    schedule: str = "zero-bubble"
-
-    def timetable(self, stages: int) -> schedules.Schedule:
-        return schedules.make(self.schedule, stages, self.micro_batches)
-
-    def kept(self, stages: int) -> list[int]:
-        """Micro-batches of which each stage keeps activations at once."""
-        return [schedules.in_flight(line) for line in self.timetable(stages)]
 
 
 def partition(
@@ -79,7 +45,8 @@ def partition(
     """Cuts `units` into one stage for each device so that a step is as short as possible.
 
     Every stage has at least one unit and fits its device's memory. Devices may be put in another
-    order: a slow one gets the stage that suits it.
+    order: a slow one gets the stage that suits it. Cuts are shared where stages would be unequal
+    otherwise and the schedule's sums are not those of autograd anyway.
 
     >>> units = [Unit(str(i), 1.0, 2.0) for i in range(6)]
     >>> [(s.start, s.stop) for s in partition(units, [StageDevice(), StageDevice(speed=0.5)])]
@@ -93,14 +60,37 @@ def partition(
             f"the model has {len(units)} unit(s) that may be separated, fewer than the "
             f"{len(devices)} devices of the group; use fewer devices in a group"
         )
-    found = [_partition_in_order(units, devices, order, limits) for order in _orders(devices)]
-    fitting = [stages for stages in found if stages is not None]
+
+    def seconds(stages: tuple[Stage, ...]) -> float:
+        return step_seconds(units, stages, devices, limits)
+
+    whole = sorted(_whole(units, devices, limits), key=seconds)
+    shared = min((_share(units, s, devices, limits) for s in whole[:SHARED_FROM]), key=seconds)
+    return shared if seconds(shared) < seconds(whole[0]) * (1 - SHARING_GAIN_MIN) else whole[0]
+
+
+def _whole(
+    units: Sequence[Unit], devices: Sequence[StageDevice], limits: Limits
+) -> list[tuple[Stage, ...]]:
+    """The best cut that is the same for all micro-batches, for each of the best orders of devices."""
+
+    @cache  # many orders have many stages in common
+    def stage(start: int, stop: int, device: int, kept: int) -> Stage:
+        ends = Cut(start), Cut(stop)
+        return make_stage(units, *ends, device, devices[device], kept, limits)
+
+    def slowest(stages: tuple[Stage, ...]) -> float:
+        return max(stage.seconds for stage in stages)
+
+    kept = limits.kept(len(devices))
+    found = [
+        _partition_in_order(len(units), devices, order, kept, stage) for order in _orders(devices)
+    ]
+    fitting = sorted((stages for stages in found if stages is not None), key=slowest)
     if not fitting:
         raise CannotPartition(_why_not(units, devices, limits))
-    slowest = min(max(stage.seconds for stage in stages) for stages in fitting)
-    near = [s for s in fitting if max(stage.seconds for stage in s) <= NEAR * slowest]
-    refined = [_refine(units, stages, devices, limits) for stages in near]
-    return min(refined, key=lambda stages: step_seconds(units, stages, devices, limits))
+    near = [stages for stages in fitting if slowest(stages) <= NEAR * slowest(fitting[0])]
+    return [_refine(units, stages, devices, limits) for stages in near[:REFINED_MAX]]
 
 
 def partition_fitting(
@@ -121,19 +111,7 @@ def step_seconds(
     units: Sequence[Unit], stages: Sequence[Stage], devices: Sequence[StageDevice], limits: Limits
 ) -> float:
     """How long a step takes, with the time in which stages wait for each other."""
-
-    def seconds(of: Callable[[Unit], float]) -> list[float]:
-        return [
-            sum(of(u) for u in units[s.start : s.stop]) / devices[s.device].speed for s in stages
-        ]
-
-    crossing = max((units[s.start - 1].output_bytes for s in stages[1:]), default=0)
-    return schedules.simulate(
-        limits.timetable(len(stages)),
-        seconds(lambda u: u.forward_s),
-        seconds(lambda u: u.backward_s),
-        crossing / limits.link_bytes_per_s,
-    ).total_s
+    return timing(units, stages, devices, limits).total_s
 
 
 def _refine(
@@ -168,27 +146,66 @@ def _moved(
     limits: Limits,
 ) -> tuple[Stage, ...] | None:
     """The stages with the start of stage `cut` moved; None if a stage is empty then, or too large."""
-    edges = [s.start for s in stages] + [len(units)]
-    edges[cut] += by
-    if not edges[cut - 1] < edges[cut] < edges[cut + 1]:
+    return _with_cut(units, stages, cut, Cut(stages[cut].start + by), devices, limits)
+
+
+def _with_cut(
+    units: Sequence[Unit],
+    stages: tuple[Stage, ...],
+    place: int,
+    cut: Cut,
+    devices: Sequence[StageDevice],
+    limits: Limits,
+) -> tuple[Stage, ...] | None:
+    """The stages with another start of stage `place`; None if a stage is empty then for some
+    micro-batch, or too large."""
+    cuts = cuts_of(units, stages)
+    cuts[place] = cut
+    if not (cuts[place - 1].at < cut.early and cut.at < cuts[place + 1].early):
         return None
     kept = limits.kept(len(stages))
     changed = tuple(
-        _stage(units, a, b, s.device, devices[s.device], k, limits)
-        for k, s, (a, b) in zip(kept, stages, itertools.pairwise(edges), strict=True)
+        make_stage(units, a, b, s.device, devices[s.device], k, limits)
+        for k, s, (a, b) in zip(kept, stages, itertools.pairwise(cuts), strict=True)
     )
     fits = all(s.memory_bytes <= devices[s.device].memory_bytes for s in changed)
     return changed if fits else None
 
 
-def stage_memory_bytes(
-    units: Sequence[Unit], start: int, stop: int, kept: int, limits: Limits
-) -> int:
-    """Memory of a stage that keeps the activations of so many micro-batches at once."""
-    weights = sum(u.weight_bytes for u in units[start:stop])
-    activations = sum(u.activation_bytes for u in units[start:stop])
-    crossing = units[start - 1].output_bytes if start > 0 else 0
-    return int(weights * limits.weight_copies) + kept * (activations + crossing)
+def _share(
+    units: Sequence[Unit],
+    stages: tuple[Stage, ...],
+    devices: Sequence[StageDevice],
+    limits: Limits,
+) -> tuple[Stage, ...]:
+    """Shares cuts between neighbours, one after another, as long as that shortens the step."""
+    if not schedules.puts_off(limits.schedule) or limits.micro_batches < 2:
+        return stages
+    best, moved = stages, True
+    best_s = step_seconds(units, stages, devices, limits)
+    while moved:
+        moved = False
+        for place in range(1, len(stages)):
+            for cut in _shared_cuts(units, best[place].start, limits.micro_batches):
+                tried = _with_cut(units, best, place, cut, devices, limits)
+                if tried is None or busiest_s(units, tried, devices, limits) >= best_s:
+                    continue
+                seconds = step_seconds(units, tried, devices, limits)
+                if seconds < best_s * (1 - 1e-9):
+                    best, best_s, moved = tried, seconds, True
+    return best
+
+
+def _shared_cuts(units: Sequence[Unit], near: int, micro_batches: int) -> Iterator[Cut]:
+    """Shared cuts around a unit."""
+    parts = range(1, SHARED_PARTS)
+    counts = {round(micro_batches * i / SHARED_PARTS) for i in parts} - {0, micro_batches}
+    for at in range(max(1, near - SHARED_WITHIN), min(len(units), near + SHARED_WITHIN + 1)):
+        for shared in range(1, min(SHARED_UNITS_MAX, at - 1) + 1):
+            if not all(unit.shareable for unit in units[at - shared : at]):
+                break
+            for count in sorted(counts):
+                yield Cut(at, shared, count)
 
 
 def _orders(devices: Sequence[StageDevice]) -> list[tuple[int, ...]]:
@@ -206,13 +223,16 @@ def _orders(devices: Sequence[StageDevice]) -> list[tuple[int, ...]]:
 
 
 def _partition_in_order(
-    units: Sequence[Unit], devices: Sequence[StageDevice], order: Sequence[int], limits: Limits
+    count: int,
+    devices: Sequence[StageDevice],
+    order: Sequence[int],
+    kept: Sequence[int],
+    stage_of: Callable[[int, int, int, int], Stage],
 ) -> tuple[Stage, ...] | None:
     """best[stop] after k stages: the slowest of the first k stages that hold units[:stop]."""
-    count, depth = len(units), len(order)
+    depth = len(order)
     best: list[float] = [0.0] + [math.inf] * count
     choices: list[list[Stage | None]] = []
-    kept = limits.kept(depth)
     for k, device in enumerate(order):
         after: list[float] = [math.inf] * (count + 1)
         chosen: list[Stage | None] = [None] * (count + 1)
@@ -220,7 +240,7 @@ def _partition_in_order(
             for start in range(k, stop):
                 if best[start] >= after[stop]:
                     continue
-                stage = _stage(units, start, stop, device, devices[device], kept[k], limits)
+                stage = stage_of(start, stop, device, kept[k])
                 slowest = max(best[start], stage.seconds)
                 if slowest < after[stop] and stage.memory_bytes <= devices[device].memory_bytes:
                     after[stop], chosen[stop] = slowest, stage
@@ -236,22 +256,6 @@ def _partition_in_order(
         stages.append(found)
         stop = found.start
     return tuple(reversed(stages))
-
-
-def _stage(
-    units: Sequence[Unit],
-    start: int,
-    stop: int,
-    index: int,
-    device: StageDevice,
-    kept: int,
-    limits: Limits,
-) -> Stage:
-    compute = sum(u.seconds for u in units[start:stop]) / device.speed
-    # Activations come in and their gradients go back over the same cut.
-    crossing = 2 * units[start - 1].output_bytes / limits.link_bytes_per_s if start > 0 else 0.0
-    memory = stage_memory_bytes(units, start, stop, kept, limits)
-    return Stage(start, stop, index, compute + crossing, memory)
 
 
 def _why_not(units: Sequence[Unit], devices: Sequence[StageDevice], limits: Limits) -> str:

@@ -13,10 +13,11 @@ from torch.optim import Optimizer
 
 from shoal.train import batches, schedules
 from shoal.train.devices import Reading, record, set_current
+from shoal.train.echo import Recorded
 from shoal.train.groups import WorkerGroup
-from shoal.train.partition import Stage
 from shoal.train.profile import ModelProfile
 from shoal.train.replicas import Objective, Part, Replica, StepContext
+from shoal.train.stage_costs import Limits, Stage, spread
 from shoal.train.stages import Run, Weights, watch_modules
 from shoal.train.timeline import Timeline
 from shoal.train.weight_gradients import WeightGradients
@@ -30,16 +31,35 @@ class StagePlan:
     """Where a model is cut for one group."""
 
     stages: tuple[Stage, ...]
-    begins: dict[str, int]  # point -> stage that begins there
+    names: tuple[str, ...]  # of the points where units begin
     stage_of: dict[str, int]  # parameter or buffer -> stage
     schedule: str
+    micro_batches: int  # of a step, as planned
 
     @staticmethod
-    def of(profile: ModelProfile, stages: Sequence[Stage], schedule: str) -> StagePlan:
-        begins = {profile.units[s.start].name: i for i, s in enumerate(stages) if i > 0}
+    def of(profile: ModelProfile, stages: Sequence[Stage], limits: Limits) -> StagePlan:
+        names = tuple(unit.name for unit in profile.units)
         stage_of_unit = {u: i for i, s in enumerate(stages) for u in range(s.start, s.stop)}
         owner = {name: stage_of_unit[unit] for name, unit in profile.weights.items()}
-        return StagePlan(tuple(stages), begins, owner, schedule)
+        return StagePlan(tuple(stages), names, owner, limits.schedule, limits.micro_batches)
+
+    @property
+    def points(self) -> list[str]:
+        """All points where a stage begins."""
+        cuts = [stage.cut for stage in self.stages[1:]]
+        return [self.names[unit] for cut in cuts for unit in sorted({cut.early, cut.at})]
+
+    def begins(self, micro: int = 0, micro_batches: int = 1) -> dict[str, int]:
+        """Point -> stage that begins there, for one of the micro-batches of a step. A single one is
+        computed where its weights are."""
+        found = {}
+        for place, stage in enumerate(self.stages[1:], start=1):
+            part = stage.shared_micros / self.micro_batches
+            # Not all: that would be another cut, which copies weights for nothing.
+            count = min(round(part * micro_batches), micro_batches - 1)
+            early = micro in spread(count, micro_batches)
+            found[self.names[stage.cut.early if early else stage.start]] = place
+        return found
 
 
 class PipelineReplica(Replica):
@@ -61,7 +81,7 @@ class PipelineReplica(Replica):
         # They are kept, so that no other tensor can have the identity of one of them.
         self._tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
         self._stage_of = {id(t): self.plan.stage_of.get(n, 0) for n, t in self._tensors}
-        self._hooks = watch_modules(model, list(plan.begins))
+        self._hooks = watch_modules(model, plan.points)
         self.unwatched = frozenset(  # nobody wants to be told of their gradients
             id(p) for p in model.parameters() if not p._post_accumulate_grad_hooks
         )
@@ -83,13 +103,13 @@ class PipelineReplica(Replica):
         return Weights(self._stage_of)
 
     def forward_backward(
-        self, parts: Sequence[Part], context: StepContext
+        self, parts: Sequence[Part], context: StepContext, recorded: Recorded | None = None
     ) -> list[tuple[Reading, float]]:
         return _PipelineStep(self, parts, self._weights(), context).run() if parts else []
 
     def evaluate(self, batch: Any) -> torch.Tensor:
         with torch.no_grad():
-            run = Run(self.plan.begins, self.devices, self._weights())
+            run = Run(self.plan.begins(), self.devices, self._weights())
             on_device = batches.to_device(batch, self.devices[0])
             kind = self.devices[0].type
             loss = run.forward(lambda: self.objective(self.model, on_device, kind))
@@ -135,6 +155,7 @@ class _PipelineStep:
         self._schedule = schedules.make(replica.plan.schedule, replica.stages, len(parts))
         self._apart = [schedules.split(line) for line in self._schedule]
         self._runs: dict[int, Run] = {}
+        self._late: dict[int, list[torch.Tensor]] = {}  # told to the exchange when they are whole
         self._losses: list[tuple[Reading, float]] = []
         self._in_detail = context.step % DETAIL_EVERY < DETAIL_STEPS
         self._starts: list[torch.Event] = []
@@ -173,10 +194,10 @@ class _PipelineStep:
         # The other schedules' sums are bit for bit autograd's.
         at_once = any(self._apart) and (micro != self._last or not self._context.exchange.several)
         run = self._runs[micro] = Run(
-            replica.plan.begins,
+            replica.plan.begins(micro, len(self._parts)),
             self._devices,
             self._weights,
-            WeightGradients(apart, at_once, replica.unwatched),
+            WeightGradients(apart, at_once, replica.unwatched, self._weights.copied),
             lambda stage: self._time(stage, "forward", False),
         )
         batch = batches.to_device(part.batch, self._devices[0])
@@ -187,10 +208,9 @@ class _PipelineStep:
         run = self._runs[micro]
         device = self._devices[stage]
         if micro == self._last:
-            self._weights.add_gradients(stage)  # all later stages are done with this step
-            assert run.gradients is not None
-            late = run.gradients.waiting(stage)
-            self._context.exchange.arm(self._context.slot, device, late)
+            waiting = [p for gradients in self._gradients for p in gradients.waiting(stage)]
+            self._late[stage] = waiting + self._weights.owed(stage)
+            self._context.exchange.arm(self._context.slot, device, self._late[stage])
         if stage == len(self._devices) - 1:
             assert run.loss is not None
             loss, run.loss = run.loss, None
@@ -202,12 +222,30 @@ class _PipelineStep:
                 run.backward(stage, values, grads)
         if stage == 0:
             run.edges.clear()  # its activations are free, but for what weights still need
+        if micro == self._last:
+            self._settle_copies(stage)
+
+    def _settle_copies(self, stage: int) -> None:
+        """After a stage's last backward pass: the copies it used get their gradients, for an earlier
+        stage waits for them, and its own weights those of later stages' copies, which are whole."""
+        for gradients in self._gradients:
+            gradients.run_copies(stage)
+        self._weights.add_gradients(stage)
+        if not self._apart[stage]:
+            self._tell(stage)
 
     def _weight(self, stage: int, micro: int) -> None:
         gradients = self._runs[micro].gradients
         assert gradients is not None
         set_current(self._devices[stage])
-        late = gradients.waiting(stage)
         gradients.run(stage)
-        if micro == self._last:
-            self._context.exchange.accumulated(self._context.slot, late)
+        if micro == self._last:  # which is the stage's last instruction
+            self._tell(stage)
+
+    @property
+    def _gradients(self) -> list[WeightGradients]:
+        """Of all micro-batches so far, in their order."""
+        return [run.gradients for run in self._runs.values() if run.gradients is not None]
+
+    def _tell(self, stage: int) -> None:
+        self._context.exchange.accumulated(self._context.slot, self._late[stage])

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.table import Table
 
-from shoal.train import schedules
-from shoal.train.partition import (
-    CannotPartition,
-    Limits,
-    Stage,
-    StageDevice,
-    Unit,
-    partition_fitting,
-)
+from shoal.train.partition import CannotPartition, partition_fitting
 from shoal.train.shares import CostFit, divide
+from shoal.train.stage_costs import Limits, Stage, StageDevice, Unit, timing
 
 #: Bytes that the exchange moves for each byte of weights: out to the owner and back.
 EXCHANGE_WAYS = 2
@@ -149,11 +142,10 @@ def _option(
         why = f"a batch of {batch} has fewer samples than {len(layout)} x {micros} micro-batches"
         return Option(layout, stages, None, 0, why)
     seconds, bubbles = [], []
-    for cut, used in cuts:
-        forward, backward = _stage_seconds(sized, cut)
-        timing = schedules.simulate(used.timetable(depth), forward, backward)
-        seconds.append(timing.total_s * (1 + PIECE_COST * (micros - 1)))
-        bubbles.append(timing.bubble)
+    for group, (cut, used) in zip(layout, cuts, strict=True):
+        expected = timing(sized, cut, [devices[i] for i in group], used)
+        seconds.append(expected.total_s * (1 + PIECE_COST * (micros - 1)))
+        bubbles.append(expected.bubble)
     per_group = batch / len(layout)
     shares = divide(batch, [CostFit(0.0, s / per_group, True) for s in seconds])
     compute = max(s * n / per_group for s, n in zip(seconds, shares, strict=True))
@@ -171,25 +163,10 @@ def _option(
 
 
 def _scaled(unit: Unit, scale: float) -> Unit:
-    return Unit(
-        unit.name,
-        unit.forward_s * scale,
-        unit.backward_s * scale,
-        unit.weight_bytes,
-        int(unit.activation_bytes * scale),
-        int(unit.output_bytes * scale),
+    return replace(
+        unit,
+        forward_s=unit.forward_s * scale,
+        backward_s=unit.backward_s * scale,
+        activation_bytes=int(unit.activation_bytes * scale),
+        output_bytes=int(unit.output_bytes * scale),
     )
-
-
-def _stage_seconds(
-    units: Sequence[Unit], stages: Sequence[Stage]
-) -> tuple[list[float], list[float]]:
-    """Forward and backward of each stage, in the proportion of its units."""
-    forward, backward = [], []
-    for stage in stages:
-        f = sum(u.forward_s for u in units[stage.start : stage.stop])
-        b = sum(u.backward_s for u in units[stage.start : stage.stop])
-        share = f / (f + b) if f + b > 0 else 1 / 3
-        forward.append(stage.seconds * share)
-        backward.append(stage.seconds * (1 - share))
-    return forward, backward

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from shoal.train.devices import synchronize
-from shoal.train.partition import Unit
+from shoal.train.stage_costs import Unit
 from shoal.train.stages import Tracer, watch_modules
 
 #: A profile repeats its pass at least so often, and more often as long as that takes little.
@@ -93,6 +93,7 @@ class _Recorder(Tracer, TorchFunctionMode):
         self.crossing: list[int] = [0]
         self.saved: list[int] = [0]
         self.first_use: dict[str, int] = {}
+        self.used: set[tuple[str, int]] = set()  # weight and unit
         self._counted = set(weight_storages)
 
     def __enter__(self) -> Any:
@@ -106,7 +107,9 @@ class _Recorder(Tracer, TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for value in pytree.tree_leaves((args, kwargs)):
             if isinstance(value, torch.Tensor) and id(value) in self._weights:
-                self.first_use.setdefault(self._weights[id(value)], len(self.names) - 1)
+                name, unit = self._weights[id(value)], len(self.names) - 1
+                self.first_use.setdefault(name, unit)
+                self.used.add((name, unit))
         return func(*args, **(kwargs or {}))
 
     def reached(self, name: str, inputs: Sequence[torch.Tensor]) -> None:
@@ -217,6 +220,7 @@ def _units(
     groups = [range(a, b) for a, b in itertools.pairwise(edges)]
     unit_of = {i: u for u, group in enumerate(groups) for i in group}
     weights = {name: unit_of[first.first_use.get(name, 0)] for name in tensors}
+    fixed = _fixed_units(model, weights, {(n, unit_of[i]) for n, i in first.used})
     units = []
     for u, group in enumerate(groups):
         begin = group[0]
@@ -230,9 +234,24 @@ def _units(
                 weight_bytes=sum(b for n, b in bytes_of.items() if weights[n] == u),
                 activation_bytes=sum(first.saved[i] for i in group),
                 output_bytes=first.crossing[group[-1]],
+                shareable=u not in fixed,
             )
         )
     return ModelProfile(tuple(units), weights, rows_per_sample)
+
+
+def _fixed_units(model: nn.Module, weights: dict[str, int], used: set[tuple[str, int]]) -> set[int]:
+    """Units that one stage must compute: with a copy of their weights, changes of buffers and a part
+    of the gradients would go past their owner."""
+    watched = {
+        name
+        for name, parameter in model.named_parameters()
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks
+    }
+    buffers = {name for name, _ in model.named_buffers()}
+    tied = {name for name, unit in used if unit != weights[name]}
+    apart = watched | buffers | tied
+    return {unit for name, unit in [*used, *weights.items()] if name in apart}
 
 
 def _is_empty(recorder: _Recorder, starts: Sequence[int]) -> bool:

@@ -21,7 +21,9 @@ SETTLE_LOST_S = 0.2  # that survivors get to let go of a step before a loss is r
 LOST_KNOWN_S = 0.3  # in which a process that has closed its connection is seen to have ended
 LOOK_CLOSELY_S = 0.02
 LOOK_EVERY_S = 0.1  # how often a wait looks whether the group is lost
-_LOST = re.compile(r"device (\S+) (?:of this lease )?was lost")  # as the core says it
+#: As the core says which device it was.
+_LOST = re.compile(r"device (\S+) (?:of this lease )?was lost")
+_RAISED = re.compile(r"\[shoal\] raised by .*, on device (\S+)$", re.MULTILINE)
 OnLost = Literal["stop", "save", "continue"]
 
 
@@ -98,7 +100,9 @@ class Recovery:
         """The group whose device is gone; a copy that failed may have been another's."""
         groups = [replica.group for replica in self._replicas]
         failed = next((g for g in groups if g.index == index), groups[0])
-        if not isinstance(cause, DeviceLostError) or failed.lost is not None:
+        if not isinstance(cause, DeviceLostError):  # maybe met by who uses what another computes
+            return next(iter(named(str(cause), groups, _RAISED)), failed)
+        if failed.lost is not None:
             return failed
         gone = named(str(cause), groups)
         until = time.monotonic() + LOST_KNOWN_S
@@ -174,9 +178,11 @@ class Recovery:
         self._connect_without(slot)
 
 
-def named(text: str, groups: Sequence[WorkerGroup]) -> list[WorkerGroup]:
-    """The group whose device an error says was lost; none where a name is two groups' or nobody's."""
-    found = _LOST.search(text)
+def named(
+    text: str, groups: Sequence[WorkerGroup], pattern: re.Pattern[str] = _LOST
+) -> list[WorkerGroup]:
+    """The group whose device an error speaks of; none where a name is two groups' or nobody's."""
+    found = pattern.search(text)
     if found is None:
         return []
     holders = [g for g in groups if any(m.name == found[1] for m in g.members)]

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from shoal.train import batches
 from shoal.train.board import Board
 from shoal.train.devices import Reading, allocated_bytes, elapsed_s, record
+from shoal.train.echo import Recorded, aside
 from shoal.train.exchange import Exchange
 from shoal.train.groups import WorkerGroup
 from shoal.train.timeline import Stopwatch, Timeline
@@ -80,6 +81,8 @@ class Replica:
         self._ends: dict[int, tuple[torch.Event, torch.Event]] = {}  # by step: its first, its last
         self.stopwatches = [Stopwatch(str(m), timeline, m.device) for m in self.used_members]
         place(model, optimizer, self.device_of)
+        self.parameters = list(model.parameters())
+        self.tensors: list[torch.Tensor] = [*self.parameters, *model.buffers()]
 
     @property
     def used_members(self) -> Sequence[Any]:
@@ -94,29 +97,61 @@ class Replica:
         device: torch.device = self.group.device
         return device
 
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        return list(self.model.parameters())
-
     def forward_backward(
-        self, parts: Sequence[Part], context: StepContext
+        self, parts: Sequence[Part], context: StepContext, recorded: Recorded | None = None
     ) -> list[tuple[Reading, float]]:
         """Gradients of the parts' weighted losses; returns the losses with their weights."""
         device: torch.device = self.group.device
         losses = []
-        start = self._start = record(device)
-        self.fixed_bytes = self.used_bytes = allocated_bytes(device)
+        start = self._begin()
         for i, part in enumerate(parts):
             context.board.check()
             if i == len(parts) - 1:
                 context.exchange.arm(context.slot, device)
-            batch = batches.to_device(part.batch, device)
+            with aside():
+                batch = batches.to_device(part.batch, device)
             loss = self.objective(self.model, batch, device.type)
             self.used_bytes = max(self.used_bytes, allocated_bytes(device))
-            losses.append((Reading(loss), part.weight))
-            (loss * (part.weight * context.scale)).backward()  # type: ignore[no-untyped-call]
+            with aside():
+                if recorded is not None:
+                    recorded.passed(batch, loss)
+                losses.append((Reading(loss), part.weight))
+            # In this thread: changing to one of autograd's and back costs more than what it does.
+            with torch.autograd.set_multithreading_enabled(False):
+                (loss * (part.weight * context.scale)).backward()  # type: ignore[no-untyped-call]
+        with aside():
+            self.stopwatches[0].time("compute", context.step, start, record(device))
+        return losses
+
+    def repeat(
+        self, leader: Replica, recorded: Recorded, parts: Sequence[Part], context: StepContext
+    ) -> list[tuple[Reading, float]]:
+        """As `forward_backward`, by telling the device what the leader's was told. Raises
+        `CannotRepeat` before anything has happened."""
+        device: torch.device = self.group.device
+        pairs = list(zip(leader.parameters, self.parameters, strict=True))
+        grads = [ours.grad for ours, _ in pairs if ours.grad is not None]
+        samples = [batches.to_device(part.batch, device) for part in parts]
+        run = recorded.repeat(device, leader.tensors, self.tensors, samples, grads)
+        start = self._begin()
+        losses = []
+        for (mark, loss), part in zip(recorded.losses, parts, strict=True):
+            context.board.check()
+            run.until(mark)
+            losses.append((Reading(run.tensor(loss)), part.weight))
+        run.until(recorded.recording.mark())
+        for ours, theirs in pairs:
+            theirs.grad = run.tensor(ours.grad) if ours.grad is not None else None
+        self.used_bytes = self.fixed_bytes + leader.used_bytes - leader.fixed_bytes
         self.stopwatches[0].time("compute", context.step, start, record(device))
         return losses
+
+    def _begin(self) -> torch.Event:
+        """A step begins here."""
+        with aside():
+            self._start = record(self.group.device)
+        self.fixed_bytes = self.used_bytes = allocated_bytes(self.group.device)
+        return self._start
 
     def evaluate(self, batch: Any) -> torch.Tensor:
         """The loss of a batch, without gradients."""

@@ -163,6 +163,11 @@ SCHEDULES = {
 LEANER = {"zero-bubble": "zero-bubble-lean", "zero-bubble-lean": "1f1b"}
 
 
+def puts_off(name: str) -> bool:
+    """Whether the schedule of that name computes gradients of weights apart."""
+    return name.startswith("zero-bubble")
+
+
 @lru_cache(maxsize=64)
 def make(name: str, stages: int, micro_batches: int) -> Schedule:
     """The schedule of that name, checked."""
@@ -272,12 +277,12 @@ class Timing:
 
 def simulate(
     schedule: Schedule,
-    forward_s: Sequence[float],
-    backward_s: Sequence[float],
+    forward_s: Sequence[Sequence[float]],
+    backward_s: Sequence[Sequence[float]],
     transfer_s: float = 0.0,
 ) -> Timing:
     """Runs the schedule on paper, some steps in a row: a stage begins the next one when it has done
-    its part of this one."""
+    its part of this one. Seconds are by stage and micro-batch."""
     stages = len(schedule)
     apart = [split(line) for line in schedule]
     clock = [0.0] * stages
@@ -289,7 +294,8 @@ def simulate(
         need = _need(stage, stages, instruction)
         if need is not None and need[0] != stage:
             start = max(start, done[need] + transfer_s)
-        took = (forward_s if instruction.kind == "forward" else backward_s)[stage]
+        seconds = forward_s if instruction.kind == "forward" else backward_s
+        took = seconds[stage][instruction.micro]
         if instruction.kind == "weight":
             took *= WEIGHT_PART
         elif instruction.kind == "backward" and instruction.micro in apart[stage]:

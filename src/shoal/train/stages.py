@@ -107,19 +107,26 @@ class Edge:
 class Weights:
     """Parameters and buffers of a replica, and copies of those that another stage uses too.
 
-    A weight belongs to the first stage that uses it. A later stage (tied weights) computes with a
-    copy that lives for one step; its gradient is added to the owner's.
+    A weight belongs to the first stage that uses it. A later stage (tied weights, shared cuts)
+    computes with a copy that lives for one step; its gradient is added to the owner's.
     """
 
     stage_of: dict[int, int]  # id of the tensor -> stage
     copies: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    copied: dict[int, torch.Tensor] = field(default_factory=dict)  # id of the copy -> weight
 
     def copy_for(self, stage: int, weight: torch.Tensor, device: torch.device) -> torch.Tensor:
         key = (stage, id(weight))
         if key not in self.copies:
             leaf = weight.detach().to(device)
             self.copies[key] = weight, leaf.requires_grad_(weight.requires_grad)
+            self.copied[id(leaf)] = weight
         return self.copies[key][1]
+
+    def owed(self, stage: int) -> list[torch.Tensor]:
+        """Weights of `stage` to whose gradients those of copies will be added."""
+        weights = [weight for weight, _ in self.copies.values() if weight.requires_grad]
+        return [weight for weight in weights if self.stage_of[id(weight)] == stage]
 
     def add_gradients(self, stage: int) -> None:
         """Adds the copies' gradients to the weights that `stage` owns."""
@@ -180,7 +187,8 @@ class Run(Tracer):
         (checkpointing) uses tensors of other stages as the forward pass did."""
         self.stage, self._again = stage, True
         set_current(self.device)
-        with _Relocate(self):
+        with _Relocate(self), torch.autograd.set_multithreading_enabled(False):
+            # In this thread: changing to one of autograd's and back costs as much as a small stage.
             # Not torch.autograd.backward: as a torch function it would run without the mode.
             _engine_run_backward(
                 tuple(values), tuple(grads), False, False, (),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -19,7 +18,7 @@ from torch.optim import Optimizer
 
 from shoal.errors import DeviceLostError
 from shoal.train import batches, devices, node_data
-from shoal.train.board import COMMIT, Board
+from shoal.train.board import Board
 from shoal.train.build import Builder
 from shoal.train.division import Division, Prepared
 from shoal.train.errors import GroupError, GroupLostError, NotFiniteError
@@ -31,15 +30,14 @@ from shoal.train.replicas import (
     Part,
     Replica,
     StepContext,
-    adopt_hyperparameters,
     beside,
     copy_replica,
     hyperparameters,
     place,
 )
-from shoal.train.scaling import LossScale, unscale
+from shoal.train.scaling import LossScale
 from shoal.train.timeline import Timeline
-from shoal.train.turns import Turns
+from shoal.train.work import GroupWork
 
 STEP_TIMEOUT_S = 600.0
 Autocast = torch.dtype | None
@@ -68,7 +66,7 @@ class Trainer:
         optimizer: any torch optimizer whose `step()` needs no closure.
         groups: from `worker_groups`, or what its first argument takes.
         micro_batches: pieces that a group computes one after another: gradient accumulation on one
-            device, the pipeline's pieces on several (default there: 2 * stages, 4 for each stage
+            device, the pipeline's pieces on several (default there: 2 * stages - 1, 4 for each stage
             with "1f1b" and "gpipe", fewer where they would be too small to compute well).
         schedule: "zero-bubble", "zero-bubble-lean", "1f1b" or "gpipe".
         clip_norm: the largest norm of all gradients together.
@@ -121,7 +119,6 @@ class Trainer:
         self._objective = Objective(loss, autocast)
         self._scale = LossScale() if autocast is torch.float16 else None
         self._builder = Builder(micro_batches, schedule, tell)
-        self._clip_norm = clip_norm
         self._nan = nan
         self._on_lost = on_lost
         self._divide_update = _may_divide(optimizer, on_lost, divide_update)
@@ -136,7 +133,10 @@ class Trainer:
             self._replicas, on_lost, step_timeout_s, self._disconnect, self._connect_without
         )
         self._exchange: Exchange | None = None
-        self._turns = Turns()
+        self._work = GroupWork(
+            self._replicas, step_timeout_s, clip_norm, reads_loss=nan != "ignore",
+            waits_for_sums=on_lost != "stop", scales=self._scale is not None,
+        )  # fmt: skip
         self._board = Board()
         self._forget: Callable[[], None] = _nothing
         self._unhook: Callable[[], None] = _nothing
@@ -213,11 +213,11 @@ class Trainer:
         self._exchange.begin(board, number, [i for i, n in enumerate(counts) if n > 0])
         settings = hyperparameters(self._replicas[0].optimizer)
         scale = self._scale.value if self._scale is not None else 1.0
-        futures = []
-        for slot, replica in enumerate(self._replicas):
-            context = StepContext(number, slot, board, self._exchange, self._timeout_s, scale)
-            work = partial(self._work, replica, parts[slot], context, settings)
-            futures.append(replica.group.call(work))
+        contexts = [
+            StepContext(number, slot, board, self._exchange, self._timeout_s, scale)
+            for slot in range(len(self._replicas))
+        ]
+        futures = self._work.start(parts, contexts, settings)
         try:
             for slot, replica in enumerate(self._replicas):
                 what = f"{replica.group} in step {number}"
@@ -239,78 +239,6 @@ class Trainer:
         self._division.committed(number, ready, self._replicas)
         self._recovery.finish(futures, number)
         return Step(number, ready.samples, counts, loss, skipped)
-
-    def _work(
-        self,
-        replica: Replica,
-        parts: Sequence[Part],
-        context: StepContext,
-        settings: Sequence[dict[str, Any]],
-        _: WorkerGroup,
-    ) -> None:
-        """A step of one group, in its thread: compute, exchange, and after the commit, update."""
-        board, slot = context.board, context.slot
-        try:
-            with self._turns.turn():
-                losses = replica.forward_backward(parts, context) if parts else []
-                context.exchange.flush(slot)
-            if (
-                self._nan != "ignore"
-            ):  # the longest wait: all others have issued their work after it
-                board.put("loss", slot, math.fsum(loss.value() * w for loss, w in losses))
-            context.exchange.wait(slot, self._timeout_s)
-            if self._on_lost != "stop":
-                # The others' gradients have really come: after the commit there is no way back.
-                for member in replica.used_members:
-                    devices.synchronize(member.device)
-            if self._scale is not None:
-                divided = context.exchange.divided
-                summed = context.exchange.owned(slot) if divided else replica.parameters
-                board.put("overflow", slot, unscale(summed, context.scale))
-            board.mark(("ready", slot))
-            if context.exchange.divided and slot > 0:
-                return  # the first group's thread issues the whole update
-            board.wait(COMMIT, "the other groups", self._timeout_s)
-            slots = range(len(self._replicas)) if context.exchange.divided else [slot]
-            if not board.is_marked("skip"):
-                self._update(slots, context, settings)
-            for updated in slots:
-                self._replicas[updated].optimizer.zero_grad(set_to_none=True)
-                self._replicas[updated].finish(context.step)
-        except BaseException as error:
-            board.fail(replica.group.index, error)
-            raise
-
-    def _update(
-        self, slots: Sequence[int], context: StepContext, settings: Sequence[dict[str, Any]]
-    ) -> None:
-        """The update of one group, or a divided one, which is that of all groups."""
-        exchange = context.exchange
-        divided = exchange.divided
-        norms = exchange.norms() if divided and self._clip_norm is not None else []
-        # Of a divided update nobody else issues anything meanwhile.
-        with nullcontext() if divided else self._turns.turn():
-            for slot in slots:
-                if divided and slot > 0 and not exchange.owned(slot):
-                    continue
-                replica = self._replicas[slot]
-                devices.set_current(replica.group.device)
-                try:
-                    if slot > 0:
-                        adopt_hyperparameters(replica.optimizer, settings)
-                    if self._clip_norm is not None and divided:
-                        owned = exchange.owned(slot)
-                        nn.utils.clip_grads_with_norm_(owned, self._clip_norm, norms[slot])
-                    elif self._clip_norm is not None:
-                        nn.utils.clip_grad_norm_(replica.parameters, self._clip_norm)
-                    replica.optimizer.step()
-                except DeviceLostError:
-                    raise
-                except Exception as error:
-                    raise replica.group.error(error, context.step) from error
-            devices.set_current(self._replicas[context.slot].group.device)
-            if divided:
-                exchange.return_weights()
 
     def _loss(self, futures: Sequence[Future[Any]], board: Board, number: int) -> float:
         """The batch's loss. Not finite: raises before any weight has changed."""

@@ -10,7 +10,7 @@ The values are those of autograd, each added in the order of the micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,13 +28,22 @@ class WeightGradients:
         apart: stages that compute them when `run(stage)` is called.
         at_once: whether other stages' sums are a part of the multiplication too.
         weights: identities of the parameters that may be treated so.
+        copied: identity of a copy -> the parameter of an earlier stage, which waits for its gradient.
     """
 
-    def __init__(self, apart: Collection[int], at_once: bool, weights: Collection[int]) -> None:
+    def __init__(
+        self,
+        apart: Collection[int],
+        at_once: bool,
+        weights: Collection[int],
+        copied: Mapping[int, torch.Tensor] | None = None,
+    ) -> None:
         self._apart = apart
         self._at_once = at_once
         self._weights = weights
+        self._copied: Mapping[int, torch.Tensor] = {} if copied is None else copied
         self._later: dict[int, list[Work]] = {}
+        self._copies_later: dict[int, list[Work]] = {}
         self._parameters: dict[int, dict[int, torch.Tensor]] = {}
 
     def call(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], stage: int) -> Any:
@@ -47,19 +56,19 @@ class WeightGradients:
         parameters = _parameters(func, args)
         if not torch.is_grad_enabled() or not all(self._may(p) for p in parameters):
             return None
-        later = self._later.setdefault(stage, []) if stage in self._apart else None
+        copies = any(id(p) in self._copied for p in parameters)
+        put_off = self._copies_later if copies else self._later
+        later = put_off.setdefault(stage, []) if stage in self._apart else None
         result = layer(args, later)
         if result is not None and later is not None:
-            self._parameters.setdefault(stage, {}).update((id(p), p) for p in parameters)
+            own = ((id(p), p) for p in parameters if id(p) not in self._copied)
+            self._parameters.setdefault(stage, {}).update(own)
         return result
 
     def _may(self, parameter: Any) -> bool:
         """Not if it is frozen, no parameter, or somebody wants to see its gradient."""
-        return (
-            id(parameter) in self._weights
-            and parameter.requires_grad
-            and not parameter._backward_hooks
-        )
+        owner = self._copied.get(id(parameter), parameter)
+        return id(owner) in self._weights and owner.requires_grad and not owner._backward_hooks
 
     def waiting(self, stage: int) -> list[torch.Tensor]:
         """Parameters whose gradients are not whole before `run(stage)`."""
@@ -67,12 +76,20 @@ class WeightGradients:
 
     def run(self, stage: int) -> None:
         """Computes what the stage has put off."""
-        works = self._later.pop(stage, [])
-        with torch.no_grad():
-            for work in works:
-                work()
-        works.clear()  # the autograd graph may know the list, and live on
+        self.run_copies(stage)
+        _run(self._later.pop(stage, []))
         self._parameters.pop(stage, None)
+
+    def run_copies(self, stage: int) -> None:
+        """Computes what the stage has put off of weights that an earlier stage owns."""
+        _run(self._copies_later.pop(stage, []))
+
+
+def _run(works: list[Work]) -> None:
+    with torch.no_grad():
+        for work in works:
+            work()
+    works.clear()  # the autograd graph may know the list, and live on
 
 
 def _parameters(func: Any, args: Sequence[Any]) -> list[Any]:

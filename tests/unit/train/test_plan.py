@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from shoal.train.partition import CannotPartition, StageDevice, Unit
+from shoal.train.partition import CannotPartition
 from shoal.train.plan import Choice, choose, layouts
+from shoal.train.stage_costs import StageDevice, Unit
 
 MiB = 2**20
 

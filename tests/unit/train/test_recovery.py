@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -39,6 +41,18 @@ def test_an_error_that_names_a_device_blames_its_group(
     text: str, expected: list[int], groups: list[WorkerGroup]
 ) -> None:
     assert [g.index for g in named(text, groups)] == expected
+
+
+def test_an_operator_that_failed_elsewhere_blames_the_group_it_ran_in(
+    groups: list[WorkerGroup],
+) -> None:
+    text = (
+        "index out of range\n[shoal] raised by aten::embedding, called at x.py:3, on device cpu/1"
+    )
+    replicas: Any = [SimpleNamespace(group=group) for group in groups]
+    recovery = Recovery(replicas, "stop", 1.0, lambda: None, lambda slot: None)
+    assert recovery._culprit(0, IndexError(text)) is groups[1]
+    assert recovery._culprit(0, IndexError("index out of range in self")) is groups[0]
 
 
 def test_work_that_is_done_holds_nothing_any_more(groups: list[WorkerGroup]) -> None:

@@ -31,7 +31,8 @@ def test_memory_of_1f1b_is_bounded_by_the_stages(stages: int, micros: int) -> No
 
 def timing(name: str, stages: int, micros: int) -> schedules.Timing:
     """On equal stages, where a backward pass takes twice as long as a forward."""
-    return schedules.simulate(schedules.make(name, stages, micros), [1.0] * stages, [2.0] * stages)
+    schedule = schedules.make(name, stages, micros)
+    return schedules.simulate(schedule, [[1.0] * micros] * stages, [[2.0] * micros] * stages)
 
 
 @given(counts, counts)
@@ -95,5 +96,14 @@ def test_a_circle_is_found() -> None:
 
 def test_transfers_lengthen_the_way() -> None:
     schedule = schedules.gpipe(2, 1)
-    assert schedules.simulate(schedule, [1, 1], [1, 1], transfer_s=0.5).total_s == 5.0
-    assert schedules.simulate(schedule, [1, 1], [1, 1]).total_s == 4.0
+    each = [[1], [1]]
+    assert schedules.simulate(schedule, each, each, transfer_s=0.5).total_s == 5.0
+    assert schedules.simulate(schedule, each, each).total_s == 4.0
+
+
+def test_micro_batches_may_take_unequal_times() -> None:
+    schedule = schedules.gpipe(2, 2)
+    found = schedules.simulate(schedule, [[1, 3], [3, 1]], [[2, 2], [2, 2]])
+    assert found.busy_s == (8.0, 8.0)
+    # Forwards 0..1..4 and 1..4..5, backwards 5..7..9 and 7..9..11.
+    assert found.total_s == pytest.approx(11.0)
