@@ -7,6 +7,7 @@ input and answers with the seconds that they took. SPEEDS are those of all ranks
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch]]] = {
     "MLP": (lambda: Mlp(1024, 7, 10), lambda: _vectors(256, 1024)),
 }
 MICRO_BATCHES = 8
+MEET_TIMEOUT_S = 60.0
 Step = Callable[[], None]
 
 
@@ -49,6 +51,7 @@ class Rank:
 
     number: int
     speeds: tuple[float, ...]  # of all
+    port: int = 0  # where they meet
 
     @property
     def speed(self) -> float:
@@ -111,6 +114,35 @@ def independent(name: str, rank: Rank) -> Step:
         time.sleep((time.perf_counter() - start) * (1 / rank.speed - 1))
 
     return step
+
+
+def in_step(name: str, rank: Rank) -> Step:
+    """As `independent`, but both wait for each other after every step, as whoever sums gradients must:
+    what that alone costs on a machine whose cores are now faster, now slower."""
+    other = meet(rank)
+    apart = independent(name, rank)
+
+    def step() -> None:
+        apart()
+        other.send(b".")
+        other.recv(1)
+
+    return step
+
+
+def meet(rank: Rank) -> socket.socket:
+    """A connection between two ranks."""
+    if rank.number == 0:
+        with socket.create_server(("127.0.0.1", rank.port)) as door:
+            return door.accept()[0]
+    until = time.monotonic() + MEET_TIMEOUT_S
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", rank.port))
+        except ConnectionRefusedError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
 
 
 def ddp(name: str, rank: Rank) -> Step:
@@ -203,6 +235,7 @@ def in_stages(name: str, model: nn.Module) -> list[nn.Module]:
 ROLES = {
     "one process": single,
     "two independent processes": independent,
+    "two processes in step": in_step,
     "DDP": ddp,
     "FSDP2": fsdp2,
     "pipelining 1F1B": pipelining,
@@ -211,7 +244,7 @@ ROLES = {
 
 def main() -> None:
     role, name, number, port, speeds = sys.argv[1:]
-    rank = Rank(int(number), tuple(map(float, speeds.split(","))))
+    rank = Rank(int(number), tuple(map(float, speeds.split(","))), int(port))
     torch.set_num_threads(1)
     if role in ("DDP", "FSDP2", "pipelining 1F1B"):
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
