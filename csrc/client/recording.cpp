@@ -83,7 +83,7 @@ void Recording::fail(std::string why) {
 Recording::Symbol Recording::name(Address base, bool outside) {
   const uint32_t slot = wire::slotOf(base);
   if (slot >= by_slot_.size()) by_slot_.resize(std::max<size_t>(slot + 1, 2 * by_slot_.size()), 0);
-  segments_.push_back({base, outside});
+  segments_.push_back({base, outside, !outside});
   return by_slot_[slot] = static_cast<Symbol>(segments_.size() - 1);
 }
 
@@ -131,6 +131,7 @@ void Recording::released(Address address) noexcept {
   const Symbol symbol = known(address);
   if (symbol == 0) return;
   by_slot_[wire::slotOf(address)] = 0;
+  segments_[symbol].kept = false;
   if (failed_.load(std::memory_order_relaxed) || segments_[symbol].outside) return;
   try {
     events_.emplace_back(Free{symbol});
@@ -186,11 +187,22 @@ Repeat::Repeat(std::shared_ptr<const Recording> recording, c10::DeviceIndex inde
       throw std::invalid_argument("it uses a tensor that is neither a weight nor of the batch");
     }
   }
+  checkWanted(wanted);
+}
+
+void Repeat::checkWanted(const std::vector<at::Tensor>& wanted) const {
+  std::vector<bool> asked(recording_->segments_.size(), false);
   for (const at::Tensor& tensor : wanted) {
     const Address base = baseOf(tensor);
     const Symbol symbol = recording_->known(base);
     if (base != 0 && (symbol == 0 || recording_->segments_[symbol].outside)) {
       throw std::invalid_argument("a result was not made by it");
+    }
+    asked[symbol] = true;
+  }
+  for (size_t symbol = 1; symbol < asked.size(); ++symbol) {
+    if (recording_->segments_[symbol].kept && !asked[symbol]) {
+      throw std::invalid_argument("it keeps a tensor that is neither a gradient nor its loss");
     }
   }
 }

@@ -101,6 +101,7 @@ class Recording {
   struct Segment {
     wire::Address base;  // on the recorded device
     bool outside;        // was there before
+    bool kept = false;   // was made, and not freed since
   };
 
   void fail(std::string why);
@@ -133,8 +134,9 @@ class Recording {
 class Repeat {
  public:
   // `theirs` take the place of `ours`, pair by pair; `wanted` are tensors that the recording made
-  // and that tensor() will be asked for. Raises std::invalid_argument, before anything is told to
-  // the device, if the recording cannot be repeated so.
+  // and that tensor() will be asked for. They are all that is left of it: a tensor that the program
+  // keeps besides would be missing at the other device. Raises std::invalid_argument, before
+  // anything is told to the device, if the recording cannot be repeated so.
   Repeat(std::shared_ptr<const Recording> recording, c10::DeviceIndex index,
          const std::vector<at::Tensor>& ours, const std::vector<at::Tensor>& theirs,
          const std::vector<at::Tensor>& wanted);
@@ -149,6 +151,7 @@ class Repeat {
  private:
   using Symbol = Recording::Symbol;
   void pair(const at::Tensor& ours, const at::Tensor& theirs);
+  void checkWanted(const std::vector<at::Tensor>& wanted) const;
   void repeat(const Recording::Call& call, const Lock&);
   void repeat(const Recording::Mint& mint, const Lock&);
   void repeat(const Recording::Free& free, const Lock&);

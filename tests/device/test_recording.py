@@ -51,7 +51,7 @@ def test_what_was_freed_or_not_asked_for_is_freed(two: tuple[torch.device, torch
     other = kept + 1
     recording.stop()
     before = torch.shoal.memory_allocated(2)
-    again = _core.Repeat(recording, 2, ours=[x], theirs=[y], wanted=[kept])
+    again = _core.Repeat(recording, 2, ours=[x], theirs=[y], wanted=[kept, other])
     again.until(recording.mark())
     repeated = again.tensor(kept)
     del again
@@ -73,6 +73,7 @@ def test_nothing_is_told_to_the_other_device_before_it_is_known_to_be_possible(
         ([x], [torch.ones(5, device=two[1])], [made], "not laid out"),
         ([x], [torch.ones(4, device=two[0])], [made], "not laid out"),
         ([x], [y], [x], "not made by it"),
+        ([x], [y], [], "keeps a tensor"),
         ([x], [], [made], "not as many"),
         ([x, x.view(2, 2)], [y, torch.ones(2, 2, device=two[1])], [made], "apart"),
     ):

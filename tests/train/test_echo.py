@@ -148,6 +148,42 @@ def test_what_cannot_be_repeated_runs_in_every_group(
     assert all(torch.equal(state[name], value) for name, value in expected.items())
 
 
+class Memory(nn.Module):
+    """Keeps something of every pass for the next one, as an attribute or as a buffer."""
+
+    def __init__(self, buffer: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+        if buffer:
+            self.register_buffer("memory", torch.zeros(6))
+        else:
+            self.memory: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen = x if self.memory is None else x + self.memory
+        self.memory = seen.detach().mean(0)
+        return self.layer(seen)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("buffer", [False, True])
+def test_what_a_pass_keeps_for_the_next_is_kept_in_every_group(
+    lease: shoal.Lease, monkeypatch: pytest.MonkeyPatch, buffer: bool
+) -> None:
+    def losses() -> list[float]:
+        torch.manual_seed(0)
+        model = Memory(buffer)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with shoal.train.worker_groups(2) as groups:
+            with shoal.train.Trainer(
+                model, F.cross_entropy, optimizer, groups, balance=False
+            ) as trainer:
+                return [trainer.step(batch()).loss for _ in range(6)]
+
+    found = losses()
+    alone(monkeypatch)
+    assert found == losses()
+
+
 _GENERATORS: dict[str, torch.Generator] = {}
 
 
