@@ -64,6 +64,7 @@ struct ReadRequest {
   uint64_t base, offset, bytes;
   uint64_t written, exported;  // sequence numbers at the peer; see worker/peers.h
   uint64_t reading;            // the reader's message that asks
+  bool operator==(const ReadRequest&) const = default;
 };
 static_assert(sizeof(ReadRequest) == 48);
 inline constexpr uint16_t kFrameWait = 0x104;  // the peer is alive, but not so far yet

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <netdb.h>
 #include <poll.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -10,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "network/reader.h"
 #include "transport/ring.h"
@@ -20,9 +22,7 @@ namespace {
 constexpr char kMagic[] = "SHOALDAT";
 constexpr int kSilenceMs = transport::kHeartbeatLostMs;
 constexpr int64_t kTellNs = 20000000;  // between two looks whether there is something to tell
-constexpr int64_t kSpinNs = 200000;
-constexpr int64_t kPauseNs = 50000;
-constexpr int64_t kWaitingNs = int64_t{transport::kHeartbeatMs} * 1000000;
+constexpr int64_t kSpinUs = 30;  // requests come ahead: what they wait for is seldom just done
 
 bool connectBy(int fd, const addrinfo& address, int64_t deadline_ns) {
   if (::connect(fd, address.ai_addr, address.ai_addrlen) == 0) return true;
@@ -65,11 +65,6 @@ int dial(const PeerEndpoint& peer, int64_t deadline_ns) {
   return fd;
 }
 
-void pause() {
-  const timespec moment{0, kPauseNs};
-  nanosleep(&moment, nullptr);
-}
-
 void raise(std::atomic<uint64_t>& word, uint64_t value) {
   uint64_t before = word.load(std::memory_order_relaxed);
   while (before < value && !word.compare_exchange_weak(before, value, std::memory_order_release)) {
@@ -98,30 +93,33 @@ std::unique_ptr<Connection> openPeer(const Tls& tls, const PeerEndpoint& peer, P
   return connection;
 }
 
-// A read that was broken off leaves its answer in the connection, where the next one would take it
-// for its own: there is no next one. And a peer that was silent for seconds is not waited for
-// twice.
-bool PeerReader::read(const ReadRequest& request, const Piece& piece) {
-  if (!lost_.empty()) throw ConnectionLost(lost_);
-  lost_ = "a read from it was broken off";
-  try {
-    const bool there = readOnce(request, piece);
-    lost_.clear();
-    return there;
-  } catch (const ConnectionLost& error) {
-    lost_ = error.what();
-    throw;
+PeerReader::~PeerReader() {
+  {
+    const std::lock_guard held(mutex_);
+    ending_ = true;
+    if (connection_ != nullptr) connection_->shutdown();
   }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
 }
 
-bool PeerReader::readOnce(const ReadRequest& request, const Piece& piece) {
-  if (connection_ == nullptr) {
-    connection_ = openPeer(tls_, peer_, Purpose::kRead, member_);
-    connection_->setSilence(kSilenceMs);
-    buffer_.resize(kPieceBytes);
-  }
+// --- the connection
+
+void PeerReader::connect() {
+  if (connection_ != nullptr) return;
+  auto made = openPeer(tls_, peer_, Purpose::kRead, member_);
+  made->setSilence(kSilenceMs);
+  buffer_.resize(kPieceBytes);
+  const std::lock_guard held(mutex_);
+  connection_ = std::move(made);
+}
+
+void PeerReader::send(const ReadRequest& request) {
   connection_->write(&request, sizeof request);
   connection_->flush();
+}
+
+bool PeerReader::receive(const ReadRequest& request, const Piece& piece) {
   Reader reader(*connection_);
   while (true) {
     const uint64_t header = reader.word();
@@ -143,6 +141,121 @@ bool PeerReader::readOnce(const ReadRequest& request, const Piece& piece) {
       piece(buffer_.data(), at, bytes);
     }
   }
+}
+
+void PeerReader::setLost(std::string why) {
+  const std::lock_guard held(mutex_);
+  lost_ = std::move(why);
+}
+
+// --- reading
+
+bool PeerReader::read(const ReadRequest& request, const Piece& piece) {
+  std::unique_lock held(mutex_);
+  const bool asked = !asked_.empty() && asked_.front()->request == request;
+  if (!asked) {
+    while (!asked_.empty()) dropFirst();
+    changed_.wait(held, [&] { return coming_.empty(); });
+    if (!lost_.empty()) throw ConnectionLost(lost_);
+    held.unlock();
+    return readNow(request, piece);
+  }
+  const std::shared_ptr<Answer> answer = asked_.front();
+  changed_.wait(held, [&] { return answer->done || !lost_.empty(); });
+  dropFirst();
+  if (!answer->done) throw ConnectionLost(lost_);
+  held.unlock();
+  if (answer->there) piece(answer->bytes.data(), 0, answer->bytes.size());
+  return answer->there;
+}
+
+// A read that was broken off leaves its answer in the connection, where the next one would take it
+// for its own: there is no next one. And a peer that was silent for seconds is not waited for
+// twice.
+bool PeerReader::readNow(const ReadRequest& request, const Piece& piece) {
+  setLost("a read from it was broken off");
+  try {
+    connect();
+    send(request);
+    const bool there = receive(request, piece);
+    setLost("");
+    return there;
+  } catch (const ConnectionLost& error) {
+    setLost(error.what());
+    throw;
+  }
+}
+
+// --- asking ahead
+
+bool PeerReader::ask(const ReadRequest& request) {
+  const std::lock_guard held(mutex_);
+  if (!lost_.empty()) return true;  // who reads is told
+  if (request.bytes > kAheadBytesMax - asked_bytes_) return false;
+  asked_.push_back(std::make_shared<Answer>(Answer{request}));
+  coming_.push_back(asked_.back());
+  asked_bytes_ += request.bytes;
+  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+  changed_.notify_all();
+  return true;
+}
+
+void PeerReader::forget(uint64_t reading) {
+  const std::lock_guard held(mutex_);
+  while (!asked_.empty() && asked_.front()->request.reading <= reading) dropFirst();
+}
+
+void PeerReader::dropFirst() {
+  asked_bytes_ -= asked_.front()->request.bytes;
+  asked_.front()->wanted = false;
+  asked_.pop_front();
+}
+
+void PeerReader::run() {
+  prctl(PR_SET_NAME, "shoal-ahead");
+  std::unique_lock held(mutex_);
+  while (true) {
+    changed_.wait(held, [&] { return ending_ || !coming_.empty(); });
+    if (ending_) return;
+    const std::vector<ReadRequest> unsent = toSend();
+    if (!coming_.empty()) {
+      const std::shared_ptr<Answer> answer = coming_.front();
+      held.unlock();
+      std::string why;
+      try {
+        take(*answer, unsent);
+      } catch (const std::exception& error) {
+        why = error.what();
+      }
+      held.lock();
+      answer->done = why.empty();
+      coming_.pop_front();
+      if (!why.empty()) {
+        lost_ = why;
+        coming_.clear();
+      }
+    }
+    changed_.notify_all();
+  }
+}
+
+// The requests that the peer does not know of yet; those that nobody wants any more it never will.
+std::vector<ReadRequest> PeerReader::toSend() {
+  std::erase_if(coming_, [](const auto& answer) { return !answer->sent && !answer->wanted; });
+  std::vector<ReadRequest> unsent;
+  for (const auto& answer : coming_) {
+    if (!std::exchange(answer->sent, true)) unsent.push_back(answer->request);
+  }
+  return unsent;
+}
+
+void PeerReader::take(Answer& answer, const std::vector<ReadRequest>& unsent) {
+  connect();
+  for (const ReadRequest& request : unsent) send(request);
+  answer.bytes.resize(answer.request.bytes);
+  answer.there = receive(answer.request, [&](const std::byte* from, uint64_t at, uint64_t bytes) {
+    std::memcpy(answer.bytes.data() + at, from, bytes);
+  });
 }
 
 namespace {
@@ -173,19 +286,10 @@ class ReadServer {
 
   // Says from time to time that we are alive, and only behind with our work.
   void await(uint64_t sequence) {
-    const int64_t start = transport::nowNs();
-    int64_t told = start;
-    while (!isPast(sequence)) {
-      const int64_t now = transport::nowNs();
-      if (now - start < kSpinNs) {
-        transport::cpuRelax();
-        continue;
-      }
-      if (now - told > kWaitingNs) {
-        frame(kFrameWait, 0);
-        told = now;
-      }
-      pause();
+    int64_t spin_us = kSpinUs;
+    while (!transport::awaitCompleted(*own_.progress, sequence, spin_us, transport::kHeartbeatMs)) {
+      spin_us = 0;
+      frame(kFrameWait, 0);
     }
   }
 

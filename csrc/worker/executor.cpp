@@ -66,6 +66,9 @@ Executor::Executor(ExecutorOptions options, const memory::SharedMemory& host, Ar
         *options.requests, [this](uint32_t id) { return calls_.addressWords(id); });
     pager_->setLookahead(lookahead_.get());
   }
+  if (peers_ != nullptr && peers_->countHere() < peers_->count() && options.requests != nullptr) {
+    fetch_ahead_ = std::make_unique<FetchAhead>(*options.requests, *peers_);
+  }
   if (options.places != nullptr) {
     segments_.publish(options.places, &host, arena == nullptr ? nullptr : &arena->region());
   }
@@ -91,6 +94,7 @@ void Executor::handle(const std::vector<uint64_t>& message, uint64_t sequence) {
   } catch (...) {
     fail(std::current_exception(), expectsReply(kind_, flags) && !replied_);
   }
+  if (fetch_ahead_ != nullptr) fetch_ahead_->after(sequence);
 }
 
 void Executor::fail(std::exception_ptr error, bool reply_now) {
@@ -369,26 +373,19 @@ void Executor::exportTo(Reader& reader) {
   segments_.addReader(address, {static_cast<uint32_t>(peer), sequence}, sequence_);
 }
 
-Executor::Fetch Executor::fetchOf(Reader& reader) const {
-  const wire::Address to = reader.word("destination");
-  const wire::Address from = reader.word("source");
-  const uint64_t bytes = reader.word("bytes");
-  const uint64_t peer = reader.word("peer");
-  const uint64_t written = reader.word("sequence");
-  const uint64_t exported = reader.word("sequence");
-  if (peers_ == nullptr || peer >= peers_->count()) throw ProtocolError("no such peer");
-  return {to, from, bytes, static_cast<uint32_t>(peer), written, exported};
+Fetch Executor::fetchOf(Reader& reader) const {
+  const Fetch fetch = Fetch::of(reader);
+  if (peers_ == nullptr || fetch.peer >= peers_->count()) throw ProtocolError("no such peer");
+  return fetch;
 }
 
 void Executor::fetch(Reader& reader) {
   const Fetch fetch = fetchOf(reader);
-  const wire::Address base = fetch.from - fetch.from % wire::kSlotBytes;
-  const bool replica = fetch.to == fetch.from && base == fetch.from;
+  const bool replica = fetch.to == fetch.from && fetch.base() == fetch.from;
   if (replica) allocate(fetch.to, fetch.bytes, "a copy");
   copyInto(fetch.to, fetch.bytes, [&] {
     const Range target = deviceRange(fetch.to, fetch.bytes, true);
-    fetchFrom(fetch.peer, base, fetch.from - base, target.data, fetch.bytes, fetch.written,
-              fetch.exported);
+    fetchFrom(fetch.peer, fetch.request(sequence_), target.data);
   });
   bytes_peer_ += fetch.bytes;
 }
@@ -409,7 +406,6 @@ void Executor::fetchAdd(Reader& reader) {
 
 void Executor::addFrom(const Fetch& fetch, at::ScalarType type) {
   const Range target = deviceRange(fetch.to, fetch.bytes, true);
-  const wire::Address base = fetch.from - fetch.from % wire::kSlotBytes;
   const bool elsewhere = peers_->toldBy(fetch.peer) != nullptr;
   // A piece is whole before it is added: what is read meanwhile may be read again. Pieces stay in
   // the cache; from another machine all comes at once.
@@ -421,18 +417,16 @@ void Executor::addFrom(const Fetch& fetch, at::ScalarType type) {
   };
   for (uint64_t at = 0; at < fetch.bytes; at += piece_bytes) {
     const uint64_t now_bytes = std::min(piece_bytes, fetch.bytes - at);
-    fetchFrom(fetch.peer, base, fetch.from - base + at, buffer, now_bytes, fetch.written,
-              fetch.exported);
+    fetchFrom(fetch.peer, fetch.piece(at, now_bytes, sequence_), buffer);
     numbers(target.data + at, now_bytes).add_(numbers(buffer, now_bytes));
   }
 }
 
-void Executor::fetchFrom(uint32_t peer, wire::Address base, uint64_t offset, std::byte* to,
-                         uint64_t bytes, uint64_t written, uint64_t exported) {
+void Executor::fetchFrom(uint32_t peer, const network::ReadRequest& request, std::byte* to) {
   const auto copy = [&](const std::byte* from, uint64_t at, uint64_t piece_bytes) {
     memory_.copyIn(to + at, from, piece_bytes);
   };
-  if (peers_->read(peer, {base, offset, bytes, written, exported, sequence_}, copy)) return;
+  if (peers_->read(peer, request, copy)) return;
   throw PeerFailed("the value was to come from device " + peers_->name(peer) +
                    " of this lease, where it could not be made");
 }

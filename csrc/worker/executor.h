@@ -9,6 +9,8 @@
 #include "worker/arena.h"
 #include "worker/calls.h"
 #include "worker/device.h"
+#include "worker/fetch.h"
+#include "worker/fetch_ahead.h"
 #include "worker/lookahead.h"
 #include "worker/pager.h"
 #include "worker/reader_memory.h"
@@ -63,20 +65,13 @@ class Executor {
   void read(wire::Reader& reader);
   void locate(wire::Reader& reader);
   void exportTo(wire::Reader& reader);
-  struct Fetch {
-    wire::Address to, from;
-    uint64_t bytes;
-    uint32_t peer;
-    uint64_t written, exported;
-  };
   Fetch fetchOf(wire::Reader& reader) const;
   void fetch(wire::Reader& reader);
   void fetchAdd(wire::Reader& reader);
   void addFrom(const Fetch& fetch, at::ScalarType type);
   template <typename Copy>
   void copyInto(wire::Address to, uint64_t bytes, const Copy& copy);
-  void fetchFrom(uint32_t peer, wire::Address base, uint64_t offset, std::byte* to, uint64_t bytes,
-                 uint64_t written, uint64_t exported);
+  void fetchFrom(uint32_t peer, const network::ReadRequest& request, std::byte* to);
   void share(wire::Reader& reader);
   void open(wire::Reader& reader);
   void unshare(wire::Reader& reader);
@@ -123,8 +118,9 @@ class Executor {
   Calls calls_;
   std::unique_ptr<Pager> pager_;  // of a device whose memory is ours to manage
   std::unique_ptr<Lookahead> lookahead_;
-  std::shared_ptr<const Failure> pending_;  // the first failure that the client was not told of
-  uint64_t pending_at_ = 0;                 // the message in which it showed
+  std::unique_ptr<FetchAhead> fetch_ahead_;  // where the lease has devices on other machines
+  std::shared_ptr<const Failure> pending_;   // the first failure that the client was not told of
+  uint64_t pending_at_ = 0;                  // the message in which it showed
 
   wire::Kind kind_ = wire::Kind::kPad;  // of the message that runs now
   uint64_t sequence_ = 0;

@@ -51,6 +51,12 @@ class Peers {
   // `exported` on: [offset, + bytes) of it is copied by `copy`, as early as can be. False if the
   // peer has no such segment.
   bool read(uint32_t peer, const network::ReadRequest& request, const Copy& copy) const;
+  // Asks a peer on another machine for what read() will want later, and lets go of what messages up
+  // to `reading` have asked for; see network/peer_link.h.
+  bool ask(uint32_t peer, const network::ReadRequest& request) const {
+    return at(peer).elsewhere->ask(request);
+  }
+  void forget(uint32_t peer, uint64_t reading) const { at(peer).elsewhere->forget(reading); }
   // How far a peer on another machine is, as it tells us; null if it is on this one.
   transport::Progress* toldBy(uint32_t peer) const;
   const std::string& name(uint32_t peer) const { return at(peer).name; }

@@ -272,7 +272,7 @@ void Worker::servePeer(network::Connection& connection, const network::Greeting&
   if (told == nullptr) return;  // the lease has no such device elsewhere
   const transport::Places places(state_->places.data());
   const network::OwnMemory own{
-      reinterpret_cast<const transport::Progress*>(state_->progress.data()), &places,
+      reinterpret_cast<transport::Progress*>(state_->progress.data()), &places,
       state_->arena != nullptr ? &state_->arena->region() : nullptr, &state_->host};
   try {
     if (greeting.purpose == network::Purpose::kRead) {
