@@ -2,8 +2,9 @@
 
 All programs stay resident and run in short bursts, one after another, round by round and in every
 second round in the other direction; a figure is the median over the rounds of samples a second against
-one process in the same round. So what else the machine does hits all alike. A burst in which the
-host took processor time away from this machine (its "steal" time) is run again, whoever's it is.
+one process in the same round. So what else the machine does hits all alike. Before every burst a gauge
+tells how fast the machine is just then (others use its host, too): rounds in which it was slow are
+followed by others, up to twice as many, and those count in which it was fastest.
 
     python -m bench.train [--quick] [--model GPT] [--realtime] [--output bench/results/train.json]
 """
@@ -12,13 +13,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
+import select
 import socket
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,14 +31,15 @@ import click
 import torch
 from rich.console import Console
 from rich.table import Table
+from tests.support.namespaces import Host
 
 import shoal
 import shoal.train
 from bench.train_peers import MODELS, adamw, loss_of, made
 
 SLOW = 0.45
-TRIES = 4  # of a burst
-STOLEN_MAX = 0.01  # of the cores' time in a burst that counts as undisturbed
+START_TIMEOUT_S = 120.0
+QUIET = 1.1  # of the gauge's fastest: a round in which the machine was hardly slower
 CEILING = "two independent processes"
 IN_STEP = "two processes in step"  # the same, but they wait for each other after every step
 #: Peers keep freed memory, as a device's allocator does: first touches cost more than copies.
@@ -62,61 +67,76 @@ class Contestant:
     pids: Sequence[int]
 
 
-class Peers:
-    """A peer's ranks, which run when told to and wait otherwise."""
+class Programs:
+    """Programs that run steps when told to and wait otherwise. Of those that are `apart` and have
+    these speeds, what counts is their sum."""
 
-    def __init__(self, role: str, model: str, speeds: Sequence[float]) -> None:
-        self._apart = role == CEILING
-        self._speeds = speeds
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self._ranks = [
+    def __init__(
+        self, name: str, commands: Sequence[Sequence[str]], apart: Sequence[float] = ()
+    ) -> None:
+        self._apart = apart
+        self._programs = [
             subprocess.Popen(
-                [
-                    sys.executable, "-m", "bench.train_peers", role, model,
-                    str(rank), str(port), ",".join(map(str, speeds)),
-                ],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
                 env={**os.environ, **PEER_ENVIRONMENT},
             )
-            for rank in range(len(speeds))
-        ]  # fmt: skip
-        for rank in self._ranks:
-            if self._line(rank) != "ready":
+            for command in commands
+        ]
+        for program in self._programs:
+            begun, _, _ = select.select([program.stdout], [], [], START_TIMEOUT_S)
+            if not begun or self._line(program) != "ready":
                 self.close()
-                raise RuntimeError(f"{role} did not start")
+                raise RuntimeError(f"{name} did not start")
 
     @property
     def pids(self) -> list[int]:
-        return [rank.pid for rank in self._ranks]
+        return [program.pid for program in self._programs]
 
     def run(self, steps: int) -> float:
-        """Seconds that the steps took all ranks; of ranks that are apart, what they would take if
+        """Seconds that the steps took all of them; of those that are apart, what they would take if
         each had as many samples as makes them end together."""
         start = time.perf_counter()
-        for rank in self._ranks:
-            assert rank.stdin is not None
-            rank.stdin.write(f"{steps}\n")
-            rank.stdin.flush()
-        took = [float(self._line(rank)) for rank in self._ranks]
+        for program in self._programs:
+            assert program.stdin is not None
+            program.stdin.write(f"{steps}\n")
+            program.stdin.flush()
+        took = [float(self._line(program)) for program in self._programs]
         if not self._apart:
             return time.perf_counter() - start
-        parts = [speed / sum(self._speeds) for speed in self._speeds]
+        parts = [speed / sum(self._apart) for speed in self._apart]
         return 1 / sum(part / seconds for part, seconds in zip(parts, took, strict=True))
 
     @staticmethod
-    def _line(rank: subprocess.Popen[str]) -> str:
-        assert rank.stdout is not None
-        return rank.stdout.readline().strip()
+    def _line(program: subprocess.Popen[str]) -> str:
+        assert program.stdout is not None
+        return program.stdout.readline().strip()
 
     def close(self) -> None:
-        for rank in self._ranks:
-            rank.kill()
-            rank.wait()
+        for program in self._programs:
+            program.kill()
+            program.wait()
+
+
+def peers(role: str, model: str, speeds: Sequence[float], hosts: Sequence[Host] = ()) -> Programs:
+    """The ranks of a peer, each at its host if there are several."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = hosts[0].address if hosts else "127.0.0.1"
+    commands = []
+    for rank in range(len(speeds)):
+        words = [
+            sys.executable, "-m", "bench.train_peers", role, model, str(rank), address, str(port),
+            ",".join(map(str, speeds)),
+        ]  # fmt: skip
+        # Gloo would look for the machine's name, which is none of the hosts'.
+        there = ("env", "GLOO_SOCKET_IFNAME=eth0")
+        commands.append(hosts[rank].command(*there, *words) if hosts else words)
+    return Programs(role, commands, speeds if role == CEILING else ())
 
 
 @contextlib.contextmanager
@@ -149,49 +169,84 @@ def realtime(pids: Sequence[int], on: bool) -> None:
                 os.sched_setscheduler(int(thread), policy, os.sched_param(priority))
 
 
-def stolen_s() -> float:
-    """Processor time of all cores that the host of a virtual machine has given to others."""
-    fields = Path("/proc/stat").read_text().splitlines()[0].split()
-    return int(fields[8]) / os.sysconf("SC_CLK_TCK")
+class Gauge:
+    """A small fixed piece of work on every core, products and copies: how fast is the machine now?"""
+
+    def __init__(self) -> None:
+        self._work = [
+            (torch.randn(256, 256), torch.randn(2**22), torch.empty(2**22))
+            for _ in range(os.cpu_count() or 1)
+        ]
+        self.best_s = math.inf
+        for _ in range(5):
+            self.seconds()
+
+    def seconds(self) -> float:
+        took = min(self._once() for _ in range(3))
+        self.best_s = min(took, self.best_s)
+        return took
+
+    def _once(self) -> float:
+        with ThreadPoolExecutor(len(self._work)) as threads:
+            return statistics.mean(threads.map(self._part, self._work))
+
+    @staticmethod
+    def _part(work: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> float:
+        matrix, source, target = work
+        start = time.perf_counter()
+        for _ in range(12):
+            torch.mm(matrix, matrix)
+        for _ in range(2):
+            target.copy_(source)
+        return time.perf_counter() - start
 
 
-def undisturbed(contestant: Contestant, steps: int) -> tuple[float, float]:
-    """Seconds of a burst, and the part of the cores' time that was stolen in it: of several tries the
-    first with hardly any, or the one with the least."""
-    tries = []
-    for _ in range(TRIES):
-        before = stolen_s()
-        seconds = contestant.run(steps)
-        tries.append((seconds, (stolen_s() - before) / (seconds * (os.cpu_count() or 1))))
-        if tries[-1][1] < STOLEN_MAX:
-            break
-    return min(tries, key=lambda tried: tried[1])
+@dataclass
+class Round:
+    """One burst of everybody."""
+
+    gauge_s: float  # in the mean over the bursts
+    seconds: dict[str, float]  # a step, by name
 
 
 def race(
-    contestants: Sequence[Contestant], rounds: int, burst_s: float, urgent: bool
+    contestants: Sequence[Contestant], rounds: int, burst_s: float, urgent: bool = False
 ) -> tuple[dict[str, list[float]], float]:
-    """Seconds a step of everybody, round by round, and the largest part of a burst that was stolen."""
+    """Seconds a step of everybody in the rounds that count, and by how much the machine was slower in
+    them than at its fastest."""
     counts = {}
     for contestant in contestants:
         contestant.run(10)  # shares are found, shapes are warm
         seconds = contestant.run(2) / 2
         counts[contestant.name] = max(1, round(burst_s / seconds))
-    times: dict[str, list[float]] = {c.name: [] for c in contestants}
-    most_stolen = 0.0
-    for turn in range(rounds):
-        for contestant in contestants if turn % 2 == 0 else reversed(contestants):
-            steps = counts[contestant.name]
+    gauge = Gauge()
+    run: list[Round] = []
+    while len(run) < 2 * rounds:
+        ordered = contestants if len(run) % 2 == 0 else list(reversed(contestants))
+        run.append(one_round(ordered, counts, gauge, urgent))
+        if sum(r.gauge_s < QUIET * gauge.best_s for r in run) >= rounds:
+            break
+    counted = sorted(run, key=lambda r: r.gauge_s)[:rounds]
+    slower = statistics.mean(r.gauge_s for r in counted) / gauge.best_s - 1
+    return {c.name: [r.seconds[c.name] for r in counted] for c in contestants}, slower
+
+
+def one_round(
+    contestants: Sequence[Contestant], counts: dict[str, int], gauge: Gauge, urgent: bool
+) -> Round:
+    gauged, seconds = [], {}
+    for contestant in contestants:
+        gauged.append(gauge.seconds())
+        if urgent:
+            realtime(contestant.pids, True)
+        try:
+            seconds[contestant.name] = (
+                contestant.run(counts[contestant.name]) / counts[contestant.name]
+            )
+        finally:
             if urgent:
-                realtime(contestant.pids, True)
-            try:
-                seconds, stolen = undisturbed(contestant, steps)
-                times[contestant.name].append(seconds / steps)
-                most_stolen = max(most_stolen, stolen)
-            finally:
-                if urgent:
-                    realtime(contestant.pids, False)
-    return times, most_stolen
+                realtime(contestant.pids, False)
+    return Round(statistics.mean(gauged), seconds)
 
 
 def compare(
@@ -213,12 +268,12 @@ def compare(
         contestants = []
         for role, ranks in roles.items():
             try:
-                peers = Peers(role, model, ranks)
+                ranked = peers(role, model, ranks)
             except RuntimeError as error:
                 print(error)
                 continue
-            stack.callback(peers.close)
-            contestants.append(Contestant(role, peers.run, peers.pids))
+            stack.callback(ranked.close)
+            contestants.append(Contestant(role, ranked.run, ranked.pids))
         pool = stack.enter_context(shoal.up(specs))
         lease = stack.enter_context(shoal.connect(pool.url, devices=2))
         pids = [os.getpid(), *lease.worker_pids]
@@ -288,20 +343,20 @@ def main(
     load = os.getloadavg()[0]
     console.print(f"{os.cpu_count()} cores, load {load:.1f}, {rounds} rounds of {burst_s} s")
     tables = {}
-    stolen = 0.0
+    slowest = 0.0
     for chosen in model or MODELS:
         for equal, speeds in ((True, [1.0, 1.0]), (False, [1.0, SLOW])):
             if only is None or only == equal:
                 kind = "equal devices" if equal else f"devices of speed 1 and {SLOW}"
-                times, most_stolen = compare(chosen, speeds, rounds, burst_s, urgent)
+                times, slower = compare(chosen, speeds, rounds, burst_s, urgent)
                 found = summary(times)
                 show(console, f"{chosen}, {kind}", found)
-                console.print(f"at most {most_stolen:.1%} of a burst was stolen")
-                stolen = max(stolen, most_stolen)
+                console.print(f"the machine was {slower:.0%} slower than at its fastest")
+                slowest = max(slowest, slower)
                 tables[f"{chosen}, {'equal' if equal else 'unequal'}"] = found
     if output is not None:
         results: dict[str, Any] = {"cores": os.cpu_count(), "load": load, "rounds": rounds}
-        results |= {"most_stolen": stolen, "tables": tables}
+        results |= {"slower": slowest, "tables": tables}
         output.write_text(json.dumps(results, indent=1) + "\n")
 
 

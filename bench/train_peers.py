@@ -1,7 +1,8 @@
 """The programs that `bench.train` compares: each rank is a process that runs steps when told to.
 
-`python -m bench.train_peers ROLE MODEL RANK PORT SPEEDS` reads a number of steps from each line of its
-input and answers with the seconds that they took. SPEEDS are those of all ranks: `1.0,0.45`.
+`python -m bench.train_peers ROLE MODEL RANK ADDRESS PORT SPEEDS` reads a number of steps from each line
+of its input and answers with the seconds that they took. The ranks meet at the first one's ADDRESS;
+SPEEDS are those of all: `1.0,0.45`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Rank:
 
     number: int
     speeds: tuple[float, ...]  # of all
-    port: int = 0  # where they meet
+    address: str = "127.0.0.1"  # where they meet
+    port: int = 0
 
     @property
     def speed(self) -> float:
@@ -133,12 +135,12 @@ def in_step(name: str, rank: Rank) -> Step:
 def meet(rank: Rank) -> socket.socket:
     """A connection between two ranks."""
     if rank.number == 0:
-        with socket.create_server(("127.0.0.1", rank.port)) as door:
+        with socket.create_server((rank.address, rank.port)) as door:
             return door.accept()[0]
     until = time.monotonic() + MEET_TIMEOUT_S
     while True:
         try:
-            return socket.create_connection(("127.0.0.1", rank.port))
+            return socket.create_connection((rank.address, rank.port))
         except ConnectionRefusedError:
             if time.monotonic() > until:
                 raise
@@ -242,21 +244,30 @@ ROLES = {
 }
 
 
-def main() -> None:
-    role, name, number, port, speeds = sys.argv[1:]
-    rank = Rank(int(number), tuple(map(float, speeds.split(","))), int(port))
-    torch.set_num_threads(1)
-    if role in ("DDP", "FSDP2", "pipelining 1F1B"):
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        torch.distributed.init_process_group("gloo", rank=rank.number, world_size=rank.world)
-    step = ROLES[role](name, rank)
-    step()
+def serve(run: Callable[[int], object]) -> None:
+    """Runs steps when told to, and says how long they took."""
     print("ready", flush=True)
     for line in sys.stdin:
         start = time.perf_counter()
-        for _ in range(int(line)):
-            step()
+        run(int(line))
         print(time.perf_counter() - start, flush=True)
+
+
+def main() -> None:
+    role, name, number, address, port, speeds = sys.argv[1:]
+    rank = Rank(int(number), tuple(map(float, speeds.split(","))), address, int(port))
+    torch.set_num_threads(1)
+    if role in ("DDP", "FSDP2", "pipelining 1F1B"):
+        os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": port}
+        torch.distributed.init_process_group("gloo", rank=rank.number, world_size=rank.world)
+    step = ROLES[role](name, rank)
+    step()
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            step()
+
+    serve(run)
     os._exit(0)  # no process group outlives its peers cleanly
 
 

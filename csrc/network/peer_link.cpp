@@ -161,6 +161,7 @@ bool PeerReader::read(const ReadRequest& request, const Piece& piece) {
     return readNow(request, piece);
   }
   const std::shared_ptr<Answer> answer = asked_.front();
+  if (answer->done) ahead_bytes_ += request.bytes;
   changed_.wait(held, [&] { return answer->done || !lost_.empty(); });
   dropFirst();
   if (!answer->done) throw ConnectionLost(lost_);

@@ -58,6 +58,8 @@ class PeerReader {
   using Piece = std::function<void(const std::byte* from, uint64_t at, uint64_t bytes)>;
   // False if the peer has no such segment. Throws ConnectionLost, and after it always.
   bool read(const ReadRequest& request, const Piece& piece);
+  // Bytes that were there when they were read.
+  uint64_t aheadBytes() const { return ahead_bytes_; }
 
  private:
   struct Answer {
@@ -84,6 +86,7 @@ class PeerReader {
   uint32_t member_;
   std::unique_ptr<Connection> connection_;  // made at first use
   std::vector<std::byte> buffer_;
+  uint64_t ahead_bytes_ = 0;  // of who reads
 
   std::mutex mutex_;  // of all that follows
   std::condition_variable changed_;

@@ -486,7 +486,8 @@ void Executor::stats() {
          calls_.count(), static_cast<uint64_t>(calls_.busyNs()), bytes_in_, bytes_out_, bytes_peer_,
          paged.in_bytes, paged.out_bytes, paged.disk_bytes, paged.dropped_bytes,
          paged.prefetched_bytes, static_cast<uint64_t>(paged.stall_ns),
-         pager_ != nullptr ? pager_->swappedBytes() : 0});
+         pager_ != nullptr ? pager_->swappedBytes() : 0,
+         peers_ != nullptr ? peers_->aheadBytes() : 0});
 }
 
 }  // namespace shoal::worker

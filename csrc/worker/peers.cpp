@@ -123,6 +123,14 @@ transport::Progress* Peers::toldBy(uint32_t peer) const {
                                                                    : nullptr;
 }
 
+uint64_t Peers::aheadBytes() const {
+  uint64_t total = 0;
+  for (const Peer& peer : peers_) {
+    if (peer.elsewhere != nullptr) total += peer.elsewhere->aheadBytes();
+  }
+  return total;
+}
+
 bool Peers::read(uint32_t peer, const network::ReadRequest& request, const Copy& copy) const {
   const Peer& other = at(peer);
   if (other.elsewhere != nullptr) {

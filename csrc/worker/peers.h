@@ -57,6 +57,8 @@ class Peers {
     return at(peer).elsewhere->ask(request);
   }
   void forget(uint32_t peer, uint64_t reading) const { at(peer).elsewhere->forget(reading); }
+  // Of what was read on other machines: what was there before it was needed.
+  uint64_t aheadBytes() const;
   // How far a peer on another machine is, as it tells us; null if it is on this one.
   transport::Progress* toldBy(uint32_t peer) const;
   const std::string& name(uint32_t peer) const { return at(peer).name; }

@@ -42,10 +42,11 @@ class Segment:
 class Counters:
     """Bytes that were moved, by cause, since the lease began; and what the devices waited for it."""
 
-    peer_bytes: int
+    peer_bytes: int  # from device to device
+    peer_ahead_bytes: int  # of those, from other machines, that were there before they were used
     swapped_in_bytes: int
     swapped_out_bytes: int
-    disk_bytes: int  # of the two before
+    disk_bytes: int  # of those swapped
     dropped_bytes: int  # evicted without a copy: dead, or unchanged
     prefetched_bytes: int  # of those swapped in, that were there before they were used
     stall_s: float
@@ -122,6 +123,7 @@ def counters() -> Counters:
 
     return Counters(
         peer_bytes=total("bytes_peer"),
+        peer_ahead_bytes=total("peer_ahead"),
         swapped_in_bytes=total("paged_in"),
         swapped_out_bytes=total("paged_out"),
         disk_bytes=total("paged_disk"),

@@ -11,7 +11,7 @@ from shoal.memory.address_map import Counters, counters, members, size
 from shoal.memory.replay import Replayed, replay
 from shoal.memory.trace import Trace, record
 
-_NOTHING = Counters(0, 0, 0, 0, 0, 0, 0.0)
+_NOTHING = Counters(0, 0, 0, 0, 0, 0, 0, 0.0)
 
 
 @dataclass(slots=True)
