@@ -343,8 +343,8 @@ void bindStatistics(py::module_& m) {
           Devices::get().sessionWith(device).deviceMember(device).request(wire::Kind::kStats, {});
     }
     static const char* const names[] = {
-        "used_bytes", "reserved_bytes", "segment_bytes", "segments",     "calls",     "busy_ns",
-        "bytes_in",   "bytes_out",      "bytes_peer",    "paged_in",     "paged_out", "paged_disk",
+        "used_bytes", "reserved_bytes", "segment_bytes", "segments",      "calls",     "busy_ns",
+        "bytes_in",   "bytes_out",      "bytes_peer",    "paged_in",      "paged_out", "paged_disk",
         "dropped",    "prefetched",     "stall_ns",      "swapped_bytes", "peer_ahead"};
     py::dict d;
     for (size_t i = 0; i < payload.size() && i < std::size(names); ++i) d[names[i]] = payload[i];
