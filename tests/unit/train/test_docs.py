@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from bench import loading_report, train_faults, train_report
+from bench import loading_report, train_faults, train_hosts, train_report
 
 DOCS = Path(__file__).parents[3] / "docs" / "training.md"
 
@@ -15,6 +15,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "training.md"
     ("module", "lines"),
     [
         ("bench.train_report", train_report.table()),
+        ("bench.train_hosts", train_hosts.lines()),
         ("bench.loading_report", loading_report.lines(loading_report.load())),
         ("bench.train_faults", train_faults.lines(json.loads(train_faults.RESULTS.read_text()))),
     ],
