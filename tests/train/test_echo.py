@@ -14,7 +14,8 @@ from torch import nn
 
 import shoal
 import shoal.train
-from shoal.train import echo
+from shoal.train import devices, echo
+from shoal.train.board import Aborted
 from shoal.train.errors import GroupError
 
 SAMPLES = 12
@@ -249,3 +250,21 @@ def test_random_programs_repeat_bit_for_bit(
     expected_losses, expected, _ = trained(2, 6, extra, balance=False)
     assert losses == expected_losses
     assert all(torch.equal(state[name], value) for name, value in expected.items())
+
+
+def test_a_thread_that_works_for_another_group_lets_go_of_its_device(lease: shoal.Lease) -> None:
+    """A device that is given up in the middle is not waited for until its connection gives it up."""
+    device = torch.device("shoal:1")
+    x = torch.ones(700, 700, device=device)
+    for _ in range(60):
+        x = torch.tanh(x @ x)
+    loss = devices.Reading(x.sum())
+
+    def given_up() -> None:
+        raise Aborted
+
+    with pytest.raises(Aborted):
+        loss.value_unless(given_up)
+    with pytest.raises(Aborted):
+        devices.synchronize_unless(device, given_up)
+    assert loss.value_unless(lambda: None) == x.sum().item()

@@ -20,6 +20,7 @@ from shoal.pool import local
 WATCH_EVERY_S = 0.1
 STOPPED_AFTER_S = 0.5  # a worker that the system has stopped for so long counts as stalled
 ENDED = ("", "Z", "X")  # states of a process that is no more
+LOOK_EVERY_S = 0.0005  # whether another group's device is so far, or given up
 SILENT_AFTER_S = 0.7  # without a heartbeat from another machine: three of them are missing
 
 
@@ -87,6 +88,19 @@ def synchronize(device: torch.device) -> None:
     torch.accelerator.synchronize(device)
 
 
+def synchronize_unless(device: torch.device, check: Callable[[], None]) -> None:
+    """As `synchronize`, for a device of another group: `check` raises when that is not to be waited for
+    any more."""
+    _until_passed(record(device), check)
+    synchronize(device)
+
+
+def _until_passed(event: torch.Event, check: Callable[[], None]) -> None:
+    while not event.query():
+        check()
+        time.sleep(LOOK_EVERY_S)
+
+
 def record(device: torch.device) -> torch.Event:
     """A point in the device's stream, with the device's own time."""
     event = torch.Event(device, enable_timing=True)
@@ -119,6 +133,11 @@ class Reading:
         self._host = torch.full(source.shape, math.nan, dtype=source.dtype, pin_memory=True)
         self._host.copy_(source, non_blocking=True)
         self._arrived = record(source.device)
+
+    def value_unless(self, check: Callable[[], None]) -> float:
+        """As `value`, of another group's device: `check` raises when that is not to be waited for."""
+        _until_passed(self._arrived, check)
+        return self.value()
 
     def value(self) -> float:
         """Waits for it; raises what went wrong on the device up to it. NaN once the lease has ended."""

@@ -88,12 +88,16 @@ class GroupWork:
         if self._reads_loss:  # the longest wait: all others have issued their work after it
             for slot in slots:
                 with self._blamed(board, slot):
-                    value = math.fsum(loss.value() * w for loss, w in losses[slot])
-                    board.put("loss", slot, value)
+                    # Another group's device may be lost: this thread must not wait for it then.
+                    read = (
+                        (loss.value() if slot == slots[0] else loss.value_unless(board.check), w)
+                        for loss, w in losses[slot]
+                    )
+                    board.put("loss", slot, math.fsum(value * w for value, w in read))
         for slot in slots:
             with self._blamed(board, slot):
                 exchange.wait(slot, self._timeout_s)
-                self._check(contexts[slot])
+                self._check(contexts[slot], own=slot == slots[0])
                 board.mark(("ready", slot))
         if exchange.divided and slots[0] > 0:
             return  # the first group's thread issues the whole update
@@ -157,13 +161,16 @@ class GroupWork:
         self.alike.succeeded()
         return losses
 
-    def _check(self, context: StepContext) -> None:
+    def _check(self, context: StepContext, own: bool) -> None:
         """The sums have come to a group, as far as must be known before the commit."""
         replica, exchange = self._replicas[context.slot], context.exchange
         if self._waits_for_sums:
             # The others' gradients have really come: after the commit there is no way back.
             for member in replica.used_members:
-                devices.synchronize(member.device)
+                if own:
+                    devices.synchronize(member.device)
+                else:
+                    devices.synchronize_unless(member.device, context.board.check)
         if self._scales:
             summed = exchange.owned(context.slot) if exchange.divided else replica.parameters
             context.board.put("overflow", context.slot, unscale(summed, context.scale))
