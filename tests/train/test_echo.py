@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -254,17 +256,20 @@ def test_random_programs_repeat_bit_for_bit(
 
 def test_a_thread_that_works_for_another_group_lets_go_of_its_device(lease: shoal.Lease) -> None:
     """A device that is given up in the middle is not waited for until its connection gives it up."""
-    device = torch.device("shoal:1")
-    x = torch.ones(700, 700, device=device)
-    for _ in range(60):
-        x = torch.tanh(x @ x)
-    loss = devices.Reading(x.sum())
+    device, pid = torch.device("shoal:1"), lease.worker_pids[0]
+    x = torch.ones(4, device=device)
+    torch.accelerator.synchronize(device)
 
     def given_up() -> None:
         raise Aborted
 
-    with pytest.raises(Aborted):
-        loss.value_unless(given_up)
-    with pytest.raises(Aborted):
-        devices.synchronize_unless(device, given_up)
-    assert loss.value_unless(lambda: None) == x.sum().item()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        loss = devices.Reading(x.sum())
+        with pytest.raises(Aborted):
+            loss.value_unless(given_up)
+        with pytest.raises(Aborted):
+            devices.synchronize_unless(device, given_up)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert loss.value_unless(lambda: None) == 4
