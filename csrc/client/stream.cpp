@@ -33,6 +33,12 @@ constexpr size_t kToldMax = 16;  // failures that are kept for threads that wait
 thread_local uint64_t t_line = 0;  // token of the line that this thread noted last
 thread_local bool t_far = false;   // whether this thread's last wait for an event was long
 
+// Any two numbers, for the worker wrote them.
+double millisecondsBetween(int64_t start_ns, int64_t end_ns) {
+  const uint64_t between = static_cast<uint64_t>(end_ns) - static_cast<uint64_t>(start_ns);
+  return static_cast<double>(static_cast<int64_t>(between)) / 1e6;
+}
+
 }  // namespace
 
 Stream::Stream(StreamOptions options, Session& session, uint32_t member)
@@ -299,7 +305,7 @@ void Stream::raise(wire::ErrorKind kind, const Payload& payload) {
 }
 
 void Stream::waitCompleted(uint64_t sequence) {
-  // Another machine tells of its progress every millisecond; at the stream's end a reply is sooner.
+  // Another machine tells of its progress now and then; at the stream's end a reply is sooner.
   if (options_.link != nullptr && sequence >= lastSequence() && !completed(sequence)) {
     synchronize();
     return;
@@ -326,8 +332,8 @@ Elapsed Stream::elapsed(uint64_t start_event, uint64_t end_event) {
   const auto start = transport::passed(*progress_, start_event);
   const auto end = transport::passed(*progress_, end_event);
   if (options_.is_cpu && start && end) {
-    return {static_cast<double>(end->ns - start->ns) / 1e6,
-            static_cast<double>(end->waited_ns - start->waited_ns) / 1e6};
+    return {millisecondsBetween(start->ns, end->ns),
+            millisecondsBetween(start->waited_ns, end->waited_ns)};
   }
   const auto payload = request(Kind::kEventElapsed, {start_event, end_event});
   TORCH_CHECK(payload.size() == 2, "shoal: malformed reply");

@@ -246,6 +246,9 @@ struct ClientLink::State {
           progress->failed.store(failed, std::memory_order_relaxed);
           transport::publish(*progress, done);
         });
+      } else if (kind == kFrameMoment && body.size() == 3) {
+        transport::note(*progress, body[0],
+                        {static_cast<int64_t>(body[1]), static_cast<int64_t>(body[2])});
       } else if (kind == kFrameData && body.size() == 2) {
         receiveData(reader, body[0], body[1]);
       } else if (kind == kFrameGoodbye && body[0] <= kGoodbyeBytesMax &&

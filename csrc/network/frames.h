@@ -37,6 +37,7 @@ inline constexpr uint16_t kFrameData =
     0x101;  // bytes, lane: the next kCopyOut; lane 0: they follow
 inline constexpr uint16_t kFrameGoodbye = 0x102;  // bytes, text: why the worker ends the session
 inline constexpr size_t kGoodbyeBytesMax = 4096;
+inline constexpr uint16_t kFrameMoment = 0x105;  // event, ns, ns waited: when it was passed
 
 inline constexpr uint64_t frameWord(uint16_t kind, uint32_t bytes) {
   return wire::headerWord(static_cast<wire::Kind>(kind), bytes, 0);

@@ -27,8 +27,11 @@ namespace {
 
 // Between two looks whether the executor has taken pieces. It has many before it: no hurry.
 constexpr int64_t kPauseNs = 100000;
-constexpr int64_t kProgressNs = 1000000;  // between two frames that say only how far we are
-constexpr int64_t kReplySpinUs = 30;
+// Between two frames that say only how far we are: a frame costs both machines more than a small
+// operator. Replies, the bytes of copies and events, which somebody may wait for, are told at once;
+// copies in, whose memory somebody wants back, soon.
+constexpr int64_t kProgressNs = 5000000, kProgressOfCopiesNs = 1000000;
+constexpr int64_t kReplySpinNs = 30000;
 constexpr size_t kBatchWords = 16 * 1024;
 
 class Link {
@@ -99,6 +102,9 @@ class Link {
   struct CopyOut {
     uint64_t sequence, offset, bytes;
   };
+  struct EventRecord {
+    uint64_t sequence, event;
+  };
 
   uint64_t completed() const {
     return options_.progress->completed.load(std::memory_order_acquire);
@@ -133,6 +139,9 @@ class Link {
           break;
         case wire::Kind::kCopyOut:
           message[3] = takeOut(pieceOf(message), sequence);
+          break;
+        case wire::Kind::kEventRecord:
+          if (message.size() == 2) expectEvent({sequence, message[1]});
           break;
         default:
           break;
@@ -177,6 +186,7 @@ class Link {
       nanosleep(&pause, nullptr);
     }
     message[3] = *place;
+    last_in_.store(sequence, std::memory_order_relaxed);
     if (lane == 0) return reader.read(options_.staging + *place, bytes);
     const uint64_t ticket = arriving_.expect();
     up_lanes_[lane - 1]->push(
@@ -191,6 +201,13 @@ class Link {
     return *place;
   }
 
+  // Of more than there are moments the oldest are forgotten, as they are in the progress page.
+  void expectEvent(EventRecord record) {
+    const std::lock_guard held(mutex_);
+    events_.push_back(record);
+    if (events_.size() > transport::kMoments) events_.pop_front();
+  }
+
   // --- down
 
   void sendLoop() {
@@ -200,9 +217,11 @@ class Link {
     while (true) {
       const uint64_t done = completed();
       bool urgent = sendCopies(done, batch);
+      urgent |= sendMoments(done, batch);
       while (replies_.poll(reply)) {
         // Who has the reply must find its request done, and the bytes of all before it there.
         sendCopies(reply[1], batch);
+        sendMoments(reply[1], batch);
         sayProgress(reply[1], false, batch);
         batch.insert(batch.end(), reply.begin(), reply.end());
         urgent = true;
@@ -211,8 +230,10 @@ class Link {
       const bool failed = options_.progress->failed.load(std::memory_order_relaxed) != 0;
       const bool beat = options_.progress->heartbeat.load(std::memory_order_relaxed) != told_beat_;
       const bool news = done > told_ || failed != told_failed_;
+      const bool copied = told_ < last_in_.load(std::memory_order_relaxed);
       const int64_t now = transport::nowNs();
-      if (urgent || beat || (news && now - told_at >= kProgressNs)) {
+      const int64_t quiet_ns = copied ? kProgressOfCopiesNs : kProgressNs;
+      if (urgent || beat || (news && now - told_at >= quiet_ns)) {
         sayProgress(std::max(done, told_), failed, batch);
         write(batch);
         down_->flush();
@@ -220,7 +241,7 @@ class Link {
         continue;
       }
       if (ended_.load(std::memory_order_acquire)) return sayGoodbye();
-      rest(news || done < received_.load(std::memory_order_relaxed));
+      rest(news || done < received_.load(std::memory_order_relaxed), now - told_at < kReplySpinNs);
     }
   }
 
@@ -231,8 +252,9 @@ class Link {
     batch.insert(batch.end(), {frameWord(kFrameProgress, 32), done, failed ? 1u : 0u, told_beat_});
   }
 
-  void rest(bool busy) {
-    if (replies_.spin(kReplySpinUs)) return;
+  // Who was just told something may have an answer, and wait for ours.
+  void rest(bool busy, bool just_told) {
+    if (just_told && replies_.spin(kReplySpinNs / 1000)) return;
     resting_.store(!busy, std::memory_order_relaxed);
     replies_.sleep(busy ? 1 : transport::kHeartbeatMs / 2);
     resting_.store(false, std::memory_order_relaxed);
@@ -275,6 +297,23 @@ class Link {
     }
   }
 
+  // When the events up to message `sequence`, which is done, were passed. Before the progress that
+  // says so: the time between two is then known wherever it is asked for.
+  bool sendMoments(uint64_t sequence, std::vector<uint64_t>& batch) {
+    const std::lock_guard held(mutex_);
+    bool any = false;
+    for (; !events_.empty() && events_.front().sequence <= sequence; events_.pop_front()) {
+      any = true;
+      const uint64_t event = events_.front().event;
+      if (const auto passed = transport::passed(*options_.progress, event)) {
+        batch.insert(batch.end(),
+                     {frameWord(kFrameMoment, 32), event, static_cast<uint64_t>(passed->ns),
+                      static_cast<uint64_t>(passed->waited_ns)});
+      }
+    }
+    return any;
+  }
+
   void write(std::vector<uint64_t>& batch) {
     if (!batch.empty()) down_->write(batch.data(), batch.size() * 8);
     batch.clear();
@@ -296,7 +335,7 @@ class Link {
   Order arriving_{kHeldBytesMax}, leaving_{kHeldBytesMax};
   transport::RingProducer requests_;
   transport::RingConsumer replies_;
-  std::atomic<uint64_t> received_{0};
+  std::atomic<uint64_t> received_{0}, last_in_{0};  // messages: the last, the last kCopyIn
   std::atomic<bool> resting_{false}, ended_{false};
   std::string goodbye_;
   uint64_t told_ = 0, told_beat_ = 0;  // what the client knows; the sender's alone
@@ -306,6 +345,7 @@ class Link {
   std::condition_variable released_;  // of out_
   Staging out_{kStagingBytes, kStagingBytes};
   std::deque<CopyOut> copies_;
+  std::deque<EventRecord> events_;  // that were not passed yet, or not told
 };
 
 }  // namespace
