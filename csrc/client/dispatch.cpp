@@ -159,8 +159,7 @@ void recordLearnt(const Issue& issue, bool repeatable, const std::vector<OutputM
 void learn(const Issue& issue) {
   Stream& stream = *issue.stream;
   Session& session = stream.session();
-  static std::mutex learning;  // kBind names the outputs of the last learning call
-  const std::lock_guard one_at_a_time(learning);
+  const std::lock_guard one_at_a_time(stream.learning());
   uint32_t id;
   uint64_t sequence;
   {

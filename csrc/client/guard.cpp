@@ -121,7 +121,9 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     if (session == nullptr) return true;
     const auto members = membersOf(*session, recorded->index);
     for (size_t i = 0; i < members.size(); ++i) {
-      if (!members[i]->completed(recorded->sequences[i])) return false;
+      if (members[i]->completed(recorded->sequences[i])) continue;
+      members[i]->checkSometimes();  // who asks in a loop is told when there is nothing to wait for
+      return false;
     }
     return std::all_of(members.begin(), members.end(),
                        [&](Stream* member) { return member->devicePast(recorded->number); });

@@ -397,7 +397,10 @@ void Session::synchronize(c10::DeviceIndex index) {
 }
 
 bool Session::idle(c10::DeviceIndex index) {
-  const auto idle = [](Stream& member) { return member.idle() && member.devicePast(0); };
+  const auto idle = [](Stream& member) {
+    if (!member.idle()) member.checkSometimes();  // who asks in a loop is told of a loss
+    return member.idle() && member.devicePast(0);
+  };
   if (index > 0 || single()) return idle(deviceMember(index));
   return std::all_of(members_.begin(), members_.end(), [&](const auto& m) { return idle(*m); });
 }

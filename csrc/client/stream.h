@@ -86,6 +86,8 @@ class Stream {
   // Frees travel in batches before the next message; a large one goes at once.
   void free(wire::Address address, bool now, const Lock&);
   CallCache& cache() { return cache_; }
+  // Held from a learning call to the kBind that names its outputs: those of the last such call.
+  std::mutex& learning() { return learning_; }
 
   // --- messages, taking the Lock.
   uint64_t post(wire::Kind kind, std::initializer_list<uint64_t> words);
@@ -122,6 +124,7 @@ class Stream {
   // Raises DeviceLostError if the worker is gone, for those who read its memory without a message.
   // Looks at most every 50 ms.
   void checkSometimes() {
+    checkUsable();
     if (transport::nowNs() - checked_ns_.load(std::memory_order_relaxed) > kCheckNs) checkAlive();
   }
   // Passes descriptors of shared memory to the worker, under a number that a message then names.
@@ -166,6 +169,7 @@ class Stream {
   std::vector<wire::Address> unsent_frees_;
   Traffic traffic_;
   CallCache cache_;
+  std::mutex learning_;
 
   std::mutex reply_mutex_;
   std::unordered_map<uint64_t, std::vector<uint64_t>> stash_;

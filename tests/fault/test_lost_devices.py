@@ -49,8 +49,17 @@ WAITS: dict[str, Callable[[torch.Tensor], object]] = {
     "unknown shape": lambda x: x.nonzero(),
     "full ring": lambda x: [x.add_(1) for _ in range(200_000)],
     "event": lambda x: torch.shoal.default_stream().record_event().synchronize(),
+    "event query": lambda x: until(torch.shoal.default_stream().record_event().query),
+    "stream query": lambda x: until(x.add_(1) is x and torch.shoal.default_stream().query),
     "random state": lambda x: torch.shoal.get_rng_state(),
 }
+
+
+def until(done: Callable[[], bool]) -> None:
+    """As programs do that look in between: within the time in which they must be told of a loss."""
+    deadline = time.monotonic() + LOST_WITHIN_S
+    while not done() and time.monotonic() < deadline:
+        time.sleep(0.001)
 
 
 def check_lost(wait: Callable[[torch.Tensor], object], x: torch.Tensor, since: float) -> None:
