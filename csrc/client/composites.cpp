@@ -91,8 +91,9 @@ std::tuple<at::Tensor, at::Tensor> gruCell(const at::Tensor& input_gates,
 }
 
 // torch's attention asks the device for the best kernel. We ask the worker's torch, and remember
-// its answer for all calls that are alike in what it looks at. Sequence lengths are not among that
-// (save for being zero), so that decoding, where they grow with every token, asks once.
+// its answer for all calls that are alike in what it looks at. Sequence lengths and batch sizes are
+// not among that (save for being zero, or unlike), so that decoding, where the former grow with
+// every token, asks once.
 class AttentionChoices {
  public:
   static constexpr int64_t kFlash = 1;  // sdp::SDPBackend::flash_attention
@@ -123,7 +124,8 @@ class AttentionChoices {
     Features features{static_cast<int64_t>(sessionOf(query).number()), dropout > 0, causal, grouped,
                       key.size(2) == value.size(2)};
     for (const at::Tensor* tensor : {&query, &key, &value}) {
-      features.insert(features.end(), {static_cast<int64_t>(tensor->scalar_type()), tensor->size(0),
+      features.insert(features.end(), {static_cast<int64_t>(tensor->scalar_type()),
+                                       tensor->size(0) == query.size(0), tensor->size(0) == 0,
                                        tensor->size(1), tensor->size(2) == 0, tensor->size(3),
                                        tensor->stride(3), tensor->requires_grad()});
     }

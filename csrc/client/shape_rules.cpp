@@ -1,18 +1,15 @@
 #include "client/shape_rules.h"
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/DefaultDtype.h>
 
+#include <algorithm>
 #include <unordered_map>
 
 namespace shoal::client {
-namespace {
 
-using Arguments = c10::ArrayRef<c10::IValue>;
-using Outputs = std::vector<OutputMeta>;
-using Rule = bool (*)(Arguments, Outputs&);
-
-OutputMeta contiguous(at::IntArrayRef sizes, c10::ScalarType dtype) {
+OutputMeta contiguousMeta(at::IntArrayRef sizes, c10::ScalarType dtype) {
   OutputMeta meta;
   meta.dtype = dtype;
   meta.sizes.assign(sizes.begin(), sizes.end());
@@ -28,9 +25,27 @@ OutputMeta contiguous(at::IntArrayRef sizes, c10::ScalarType dtype) {
   return meta;
 }
 
-bool isTensor(const c10::IValue& value) {
+OutputMeta packedMeta(at::IntArrayRef sizes, c10::ScalarType dtype, at::MemoryFormat format) {
+  OutputMeta meta = contiguousMeta(sizes, dtype);
+  if (format == at::MemoryFormat::ChannelsLast && sizes.size() == 4) {
+    meta.strides = c10::get_channels_last_strides_2d(sizes);
+  }
+  if (format == at::MemoryFormat::ChannelsLast3d && sizes.size() == 5) {
+    meta.strides = c10::get_channels_last_strides_3d(sizes);
+  }
+  return meta;
+}
+
+bool isDefinedTensor(const c10::IValue& value) {
   return value.isTensor() && value.toTensor().defined();
 }
+
+namespace {
+
+using Arguments = RuleArguments;
+using Outputs = std::vector<OutputMeta>;
+
+constexpr auto contiguous = contiguousMeta;
 
 c10::ScalarType dtypeOr(const c10::IValue& value, c10::ScalarType otherwise) {
   return value.isNone() ? otherwise : static_cast<c10::ScalarType>(value.toInt());
@@ -42,6 +57,147 @@ c10::ScalarType defaultDtype() {
 
 bool stridedOnly(const c10::IValue& layout) {
   return layout.isNone() || static_cast<c10::Layout>(layout.toInt()) == c10::kStrided;
+}
+
+// A new tensor of the same sizes that lies as `self` does, but packed.
+bool like(const at::Tensor& self, Outputs& out) {
+  out.push_back(contiguous(self.sizes(), self.scalar_type()));
+  if (self.is_non_overlapping_and_dense()) {
+    out.back().strides.assign(self.strides().begin(), self.strides().end());
+  } else {
+    const auto strides = at::infer_dense_strides(self.sizes(), self.strides());
+    out.back().strides.assign(strides.begin(), strides.end());
+  }
+  return true;
+}
+
+// relu(self), abs(self)
+bool sameType(Arguments a, Outputs& out) {
+  const at::Tensor& self = a[0].toTensor();
+  const auto dtype = self.scalar_type();
+  return dtype != at::kBool && !c10::isComplexType(dtype) && like(self, out);
+}
+
+// mul.Scalar(self, other) and its kin: a number changes no dtype of its own kind or above
+bool withNumber(Arguments a, Outputs& out) {
+  const at::Tensor& self = a[0].toTensor();
+  const bool whole = c10::isIntegralType(self.scalar_type(), /*includeBool=*/false);
+  const bool fits = (whole && a[1].isInt()) ||
+                    (c10::isFloatingType(self.scalar_type()) && (a[1].isInt() || a[1].isDouble()));
+  return fits && like(self, out);
+}
+
+// div.Scalar(self, other)
+bool dividedByNumber(Arguments a, Outputs& out) {
+  return c10::isFloatingType(a[0].toTensor().scalar_type()) && withNumber(a, out);
+}
+
+// native_dropout_backward(grad_output, mask, scale)
+bool dropoutBackward(Arguments a, Outputs& out) {
+  const at::Tensor& grad = a[0].toTensor();
+  const at::Tensor& mask = a[1].toTensor();
+  if (grad.sizes() != mask.sizes() || grad.strides() != mask.strides()) return false;
+  return c10::isFloatingType(grad.scalar_type()) && like(grad, out);
+}
+
+// where.self(condition, self, other)
+bool where(Arguments a, Outputs& out) {
+  const at::Tensor& condition = a[0].toTensor();
+  const at::Tensor& self = a[1].toTensor();
+  const at::Tensor& other = a[2].toTensor();
+  if (condition.scalar_type() != at::kBool || self.scalar_type() != other.scalar_type()) {
+    return false;
+  }
+  for (const auto* part : {&condition, &self, &other}) {
+    if (!part->is_contiguous()) return false;
+  }
+  const auto sizes = at::infer_size(at::infer_size(condition.sizes(), self.sizes()), other.sizes());
+  out.push_back(contiguous(sizes, self.scalar_type()));
+  return true;
+}
+
+// stack(tensors, dim)
+bool stack(Arguments a, Outputs& out) {
+  const auto tensors = a[0].toTensorVector();
+  if (tensors.empty()) return false;
+  const at::Tensor& first = tensors[0];
+  int64_t dim = a[1].toInt();
+  if (dim < 0) dim += first.dim() + 1;
+  if (dim < 0 || dim > first.dim()) return false;
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.sizes() != first.sizes() || tensor.scalar_type() != first.scalar_type() ||
+        !tensor.is_contiguous()) {
+      return false;
+    }
+  }
+  auto sizes = first.sizes().vec();
+  sizes.insert(sizes.begin() + dim, static_cast<int64_t>(tensors.size()));
+  out.push_back(contiguous(sizes, first.scalar_type()));
+  return true;
+}
+
+// slice_backward, select_backward (grad_output, input_sizes, …)
+bool ofInputSizes(Arguments a, Outputs& out) {
+  out.push_back(contiguous(a[1].toIntVector(), a[0].toTensor().scalar_type()));
+  return true;
+}
+
+// constant_pad_nd(self, pad, value) that only adds: the last dimension's pair comes first
+bool constantPad(Arguments a, Outputs& out) {
+  const at::Tensor& self = a[0].toTensor();
+  const auto pad = a[1].toIntVector();
+  const size_t pairs = pad.size() / 2;
+  if (pad.size() % 2 != 0 || pairs > static_cast<size_t>(self.dim()) || !self.is_contiguous() ||
+      std::any_of(pad.begin(), pad.end(), [](int64_t n) { return n < 0; })) {
+    return false;
+  }
+  auto sizes = self.sizes().vec();
+  for (size_t i = 0; i < pairs; ++i) sizes[sizes.size() - 1 - i] += pad[2 * i] + pad[2 * i + 1];
+  out.push_back(contiguous(sizes, self.scalar_type()));
+  return true;
+}
+
+// pixel_shuffle(self, upscale_factor)
+bool pixelShuffle(Arguments a, Outputs& out) {
+  const at::Tensor& self = a[0].toTensor();
+  const int64_t factor = a[1].toInt();
+  if (self.dim() < 3 || factor < 1 || factor > 1 << 15 || self.size(-3) % (factor * factor) != 0 ||
+      !self.is_contiguous()) {
+    return false;
+  }
+  auto sizes = self.sizes().vec();
+  sizes[sizes.size() - 3] /= factor * factor;
+  sizes[sizes.size() - 2] *= factor;
+  sizes[sizes.size() - 1] *= factor;
+  out.push_back(contiguous(sizes, self.scalar_type()));
+  return true;
+}
+
+// pixel_unshuffle(self, downscale_factor)
+bool pixelUnshuffle(Arguments a, Outputs& out) {
+  const at::Tensor& self = a[0].toTensor();
+  const int64_t factor = a[1].toInt();
+  if (self.dim() < 3 || factor < 1 || factor > 1 << 15 || self.size(-2) % factor != 0 ||
+      self.size(-1) % factor != 0 || !self.is_contiguous()) {
+    return false;
+  }
+  auto sizes = self.sizes().vec();
+  sizes[sizes.size() - 3] *= factor * factor;
+  sizes[sizes.size() - 2] /= factor;
+  sizes[sizes.size() - 1] /= factor;
+  out.push_back(contiguous(sizes, self.scalar_type()));
+  return true;
+}
+
+// _safe_softmax(self, dim, dtype)
+bool safeSoftmax(Arguments a, Outputs& out) {
+  const at::Tensor& self = a[0].toTensor();
+  if (!self.is_contiguous() || !c10::isFloatingType(self.scalar_type()) ||
+      dtypeOr(a[2], self.scalar_type()) != self.scalar_type()) {
+    return false;
+  }
+  out.push_back(contiguous(self.sizes(), self.scalar_type()));
+  return true;
 }
 
 // zeros, ones, rand, randn (size, *, dtype, layout, device, pin_memory)
@@ -94,36 +250,15 @@ bool embeddingBackward(Arguments a, Outputs& out) {
   return true;
 }
 
-// clone(self, *, memory_format): only where the layout needs no thought
+// clone(self, *, memory_format)
 bool clone(Arguments a, Outputs& out) {
   const at::Tensor& self = a[0].toTensor();
-  const bool plain =
-      a[1].isNone() || a[1].toInt() == static_cast<int64_t>(at::MemoryFormat::Preserve);
-  const bool packed = !plain && a[1].toInt() == static_cast<int64_t>(at::MemoryFormat::Contiguous);
-  if (packed || (plain && self.is_contiguous())) {
-    out.push_back(contiguous(self.sizes(), self.scalar_type()));
-    return true;
-  }
-  return false;
-}
-
-// native_layer_norm(input, normalized_shape, weight, bias, eps) -> (out, mean, rstd)
-bool layerNorm(Arguments a, Outputs& out) {
-  const at::Tensor& input = a[0].toTensor();
-  const auto normalized = a[1].toIntVector();
-  const auto dims = static_cast<size_t>(input.dim());
-  if (normalized.size() > dims || input.scalar_type() != at::kFloat || !input.is_contiguous()) {
-    return false;
-  }
-  if (isTensor(a[2]) && a[2].toTensor().scalar_type() != at::kFloat) return false;
-  auto stat = input.sizes().vec();
-  for (size_t i = dims - normalized.size(); i < dims; ++i) {
-    if (input.sizes()[i] != normalized[i - (dims - normalized.size())]) return false;
-    stat[i] = 1;
-  }
-  out.push_back(contiguous(input.sizes(), input.scalar_type()));
-  out.push_back(contiguous(stat, input.scalar_type()));
-  out.push_back(contiguous(stat, input.scalar_type()));
+  const auto format =
+      a[1].isNone() ? at::MemoryFormat::Preserve : static_cast<at::MemoryFormat>(a[1].toInt());
+  if (format == at::MemoryFormat::Preserve) return like(self, out);
+  if (format == at::MemoryFormat::ChannelsLast && self.dim() != 4) return false;
+  if (format == at::MemoryFormat::ChannelsLast3d && self.dim() != 5) return false;
+  out.push_back(packedMeta(self.sizes(), self.scalar_type(), format));
   return true;
 }
 
@@ -182,24 +317,8 @@ bool extremeOfAll(Arguments a, Outputs& out) {
   return true;
 }
 
-// _scaled_dot_product_flash_attention_for_cpu(query, key, value, …) -> (output, logsumexp): both
-// are made with heads and positions exchanged
-bool flashAttention(Arguments a, Outputs& out) {
-  const at::Tensor& query = a[0].toTensor();
-  const at::Tensor& value = a[2].toTensor();
-  if (query.dim() != 4 || value.dim() != 4 || query.size(3) != value.size(3)) return false;
-  const int64_t batch = query.size(0), heads = query.size(1), length = query.size(2);
-  const int64_t width = query.size(3);
-  out.push_back(contiguous({batch, heads, length, width}, query.scalar_type()));
-  out.back().strides = {length * heads * width, width, heads * width, 1};
-  const auto accumulated = query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  out.push_back(contiguous({batch, heads, length}, accumulated));
-  out.back().strides = {length * heads, 1, heads};
-  return query.numel() > 0;
-}
-
-const std::unordered_map<std::string, Rule>& rules() {
-  static const std::unordered_map<std::string, Rule> table = {
+const std::unordered_map<std::string, ShapeRule>& rules() {
+  static const std::unordered_map<std::string, ShapeRule> table = {
       {"aten::zeros", sizedFactory},
       {"aten::ones", sizedFactory},
       {"aten::rand", sizedFactory},
@@ -211,7 +330,6 @@ const std::unordered_map<std::string, Rule>& rules() {
       {"aten::embedding", embedding},
       {"aten::embedding_dense_backward", embeddingBackward},
       {"aten::clone", clone},
-      {"aten::native_layer_norm", layerNorm},
       {"aten::index_select", indexSelect},
       {"aten::native_dropout", dropout},
       {"aten::logical_not", logicalNot},
@@ -220,16 +338,32 @@ const std::unordered_map<std::string, Rule>& rules() {
       {"aten::sum", sumAll},
       {"aten::max", extremeOfAll},
       {"aten::min", extremeOfAll},
-      {"aten::_scaled_dot_product_flash_attention_for_cpu", flashAttention},
+      {"aten::relu", sameType},
+      {"aten::abs", sameType},
+      {"aten::add.Scalar", withNumber},
+      {"aten::sub.Scalar", withNumber},
+      {"aten::mul.Scalar", withNumber},
+      {"aten::div.Scalar", dividedByNumber},
+      {"aten::native_dropout_backward", dropoutBackward},
+      {"aten::where.self", where},
+      {"aten::stack", stack},
+      {"aten::slice_backward", ofInputSizes},
+      {"aten::select_backward", ofInputSizes},
+      {"aten::constant_pad_nd", constantPad},
+      {"aten::_safe_softmax", safeSoftmax},
+      {"aten::pixel_shuffle", pixelShuffle},
+      {"aten::pixel_unshuffle", pixelUnshuffle},
   };
   return table;
 }
 
 }  // namespace
 
-bool applyShapeRule(const std::string& name, Arguments arguments, Outputs& outputs) {
+bool applyShapeRule(const std::string& name, RuleArguments arguments,
+                    std::vector<OutputMeta>& outputs) {
   const auto found = rules().find(name);
-  return found != rules().end() && found->second(arguments, outputs);
+  const ShapeRule rule = found != rules().end() ? found->second : layerRule(name);
+  return rule != nullptr && rule(arguments, outputs);
 }
 
 }  // namespace shoal::client
