@@ -5,7 +5,8 @@
   all-reduce between two processes, and beside two processes that do nothing but add and copy in
   memory that they share;
 - slowdown: what the groups reach, step by step, after half of one device's core was taken away, over
-  the sum of what the devices can do then; the median of several times.
+  the sum of what the devices can do then; the median of several times. A time counts if the devices
+  were as fast afterwards as before: else somebody beside us slowed the machine down.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ from shoal.train.devices import add_from
 RESULTS = Path(__file__).parent / "results" / "train-parts.json"
 GRADIENTS = 3 * 10**6  # float32: 12 MB
 DEVICES = ["cpu,threads=1,memory=2GiB"] * 2
-STEPS_BEFORE, STEPS_AFTER = 12, 12
+STEPS_WHOLE, STEPS_AFTER = 14, 12
 SLOWDOWNS = 7
+DRIFT_MAX = 0.12  # of the machine's speed, from before a slowdown to after it
 BURN = "while True: pass"
 GLOO = """
 import os, sys, time, torch, torch.distributed as dist
@@ -132,8 +134,9 @@ def bare_ms() -> float:
         os.close(memory)
 
 
-def slowdown(worker_pids: list[int], name: str) -> list[float]:
-    """Speed after one device has lost half its core, over the new sum, by step."""
+def slowdown(worker_pids: list[int], name: str) -> tuple[list[float], float]:
+    """Speed after one device has lost half its core, over the new sum, by step; and how much the whole
+    machine's speed changed meanwhile."""
     for core, pid in enumerate(worker_pids):
         for thread in os.listdir(f"/proc/{pid}/task"):
             os.sched_setaffinity(int(thread), {core})
@@ -147,16 +150,36 @@ def slowdown(worker_pids: list[int], name: str) -> list[float]:
                 trainer.synchronize()
                 return time.perf_counter() - start
 
-            before = statistics.median([step() for _ in range(STEPS_BEFORE)][4:])
+            def whole_s() -> float:
+                """A step of both devices, once they have found their shares."""
+                return statistics.median([step() for _ in range(STEPS_WHOLE)][STEPS_WHOLE // 2 :])
+
+            before = whole_s()
             burner = subprocess.Popen([sys.executable, "-c", BURN])
             try:
                 os.sched_setaffinity(burner.pid, {1})
-                after = [step() for _ in range(STEPS_AFTER)]
+                during = [step() for _ in range(STEPS_AFTER)]
             finally:
                 burner.kill()
                 burner.wait()
+            again = whole_s()
     # Two devices of speed 1 have become 1 and 0.5.
-    return [before / (0.75 * seconds) for seconds in after]
+    whole = (before + again) / 2
+    return [whole / (0.75 * seconds) for seconds in during], abs(again / before - 1)
+
+
+def slowdowns(worker_pids: list[int], name: str) -> tuple[list[float], int]:
+    """By step, the median of several times; and the times that do not count, because the machine as a
+    whole had become faster or slower."""
+    counted: list[list[float]] = []
+    left_out = 0
+    while len(counted) < SLOWDOWNS and left_out < 4 * SLOWDOWNS:
+        speeds, drift = slowdown(worker_pids, name)
+        if drift < DRIFT_MAX:
+            counted.append(speeds)
+        else:
+            left_out += 1
+    return [statistics.median(step) for step in zip(*counted, strict=True)], left_out
 
 
 @click.command()
@@ -172,8 +195,8 @@ def main(model: str) -> None:
             }
         results["gloo_ms"] = gloo_ms()
         results["bare_ms"] = bare_ms()
-        runs = [slowdown(list(lease.worker_pids), model) for _ in range(SLOWDOWNS)]
-        results["after_slowdown"] = [statistics.median(step) for step in zip(*runs, strict=True)]
+        after, left_out = slowdowns(list(lease.worker_pids), model)
+        results |= {"after_slowdown": after, "slowdowns_left_out": left_out}
     table = Table("part", "measured")
     for name, value in results.items():
         shown = [round(v, 2) for v in value] if isinstance(value, list) else value

@@ -21,7 +21,8 @@ NEAR = 1.1  # sample counts within this factor of seen ones are told by the line
 #: less is learnt by and by: on a busy machine it comes and goes, and every new size costs a warm-up.
 JUMP = 0.35
 GAIN_SURE = 0.2  # a gain of which no noise makes us doubt
-AGREE = 0.35  # two times off by about the same are no accident
+CHANGED = 2  # times in a row that are off to the same side: a single one is a stall
+AGREE = 0.35  # times off by about the same tell the same
 NOISE_START, NOISE_MIN = 0.1, 0.02  # relative deviation of one time: before it is known, at least
 SURE = 4.0  # deviations that a gain must be above zero
 ROUNDING = 1e-9  # samples
@@ -68,11 +69,12 @@ class CostFit:
             limit = max(JUMP, SURE * self.noise)
             self._off.append(abs(off))
             if abs(off) > limit:
+                self._odd = [o for o in self._odd if (self._rate(*o) > 1) == (off > 0)]
                 self._odd.append((samples, seconds))
-                if not self._has_changed():
+                if len(self._odd) < CHANGED:
                     return
                 self._seen.clear()
-                self._seen.extend(self._odd[:-1])
+                self._seen.extend(self._told_by_odd())
         settled = near and not self._odd and len(self._seen) >= REFIT_EVERY
         self._odd.clear()
         self._seen.append((samples, seconds))
@@ -81,13 +83,16 @@ class CostFit:
             self._fit()
         self.known = True
 
-    def _has_changed(self) -> bool:
-        """A single stall says nothing about the device, nor do two unlike ones; two that agree do, or
-        three."""
-        if len(self._odd) != 2:
-            return len(self._odd) > 2
-        rates = [t / self.predict(n) for n, t in self._odd]
-        return max(rates) < min(rates) * (1 + AGREE)
+    def _rate(self, samples: int, seconds: float) -> float:
+        """A time against what was predicted."""
+        return seconds / self.predict(samples)
+
+    def _told_by_odd(self) -> list[tuple[int, float]]:
+        """What to believe of the times before the last one, when the device has changed. If they agree,
+        nothing: the change came in the middle of the first. Else all of them: the line goes by the
+        fastest."""
+        rates = [self._rate(*odd) for odd in self._odd]
+        return [] if max(rates) < min(rates) * (1 + AGREE) else self._odd[:-1]
 
     def _near(self, samples: int) -> bool:
         """Whether such a size was seen; elsewhere the line may be off without any change."""

@@ -146,6 +146,7 @@ class Trainer:
     def step(self, batch: Any) -> Step:
         """Trains on one batch. When this returns the loss is known and the rest is on its way: the
         devices work on while the next batch is prepared (`synchronize()` waits for them)."""
+        self._division.learn(self.steps, self._replicas)  # before it is divided
         ready = batch if isinstance(batch, Prepared) else self.prepare(batch)
         self.build(ready.batch)
         while True:
@@ -200,7 +201,6 @@ class Trainer:
 
     def _attempt(self, ready: Prepared) -> Step:
         self.timeline.collect()
-        self._division.learn(self.steps, self._replicas)
         if ready.groups != tuple(replica.group.index for replica in self._replicas):
             self._division.share_out(ready, self._replicas)
         counts, parts = ready.counts, ready.parts
