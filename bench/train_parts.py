@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -144,21 +145,23 @@ def slowdown(worker_pids: list[int], name: str) -> tuple[list[float], float]:
     with shoal.train.worker_groups(2) as groups:
         with shoal.train.Trainer(model, loss_of, adamw(model), groups) as trainer:
 
-            def step() -> float:
-                start = time.perf_counter()
-                trainer.step(batch)
-                trainer.synchronize()
-                return time.perf_counter() - start
+            def steps(count: int) -> list[float]:
+                """Seconds from loss to loss: nobody waits for the devices between steps."""
+                seen = [time.perf_counter()]
+                for _ in range(count):
+                    trainer.step(batch)
+                    seen.append(time.perf_counter())
+                return [after - before for before, after in pairwise(seen)]
 
             def whole_s() -> float:
                 """A step of both devices, once they have found their shares."""
-                return statistics.median([step() for _ in range(STEPS_WHOLE)][STEPS_WHOLE // 2 :])
+                return statistics.median(steps(STEPS_WHOLE)[STEPS_WHOLE // 2 :])
 
             before = whole_s()
             burner = subprocess.Popen([sys.executable, "-c", BURN])
             try:
                 os.sched_setaffinity(burner.pid, {1})
-                during = [step() for _ in range(STEPS_AFTER)]
+                during = steps(STEPS_AFTER)
             finally:
                 burner.kill()
                 burner.wait()

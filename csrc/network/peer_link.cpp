@@ -112,6 +112,7 @@ void PeerReader::connect() {
   buffer_.resize(kPieceBytes);
   const std::lock_guard held(mutex_);
   connection_ = std::move(made);
+  reader_ = std::make_unique<Reader>(*connection_);
 }
 
 void PeerReader::send(const ReadRequest& request) {
@@ -119,11 +120,10 @@ void PeerReader::send(const ReadRequest& request) {
   connection_->flush();
 }
 
-bool PeerReader::receive(const ReadRequest& request, const Piece& piece) {
-  Reader reader(*connection_);
+bool PeerReader::receive(const ReadRequest& request, const Take& take) {
   while (true) {
-    const uint64_t header = reader.word();
-    const uint64_t value = reader.word();
+    const uint64_t header = reader_->word();
+    const uint64_t value = reader_->word();
     switch (wire::headerKind(header)) {
       case kFrameWait:
         continue;
@@ -135,11 +135,7 @@ bool PeerReader::receive(const ReadRequest& request, const Piece& piece) {
         throw ConnectionLost("it sent a frame of unknown kind");
     }
     if (value != request.bytes) throw ConnectionLost("it sent another number of bytes");
-    for (uint64_t at = 0; at < value; at += kPieceBytes) {
-      const uint64_t bytes = std::min(kPieceBytes, value - at);
-      reader.read(buffer_.data(), bytes);
-      piece(buffer_.data(), at, bytes);
-    }
+    take(*reader_);
   }
 }
 
@@ -166,7 +162,8 @@ bool PeerReader::read(const ReadRequest& request, const Piece& piece) {
   dropFirst();
   if (!answer->done) throw ConnectionLost(lost_);
   held.unlock();
-  if (answer->there) piece(answer->bytes.data(), 0, answer->bytes.size());
+  if (answer->there) piece(answer->block.data.get(), 0, request.bytes);
+  giveBack(std::move(answer->block));
   return answer->there;
 }
 
@@ -178,7 +175,13 @@ bool PeerReader::readNow(const ReadRequest& request, const Piece& piece) {
   try {
     connect();
     send(request);
-    const bool there = receive(request, piece);
+    const bool there = receive(request, [&](Reader& reader) {
+      for (uint64_t at = 0; at < request.bytes; at += kPieceBytes) {
+        const uint64_t bytes = std::min(kPieceBytes, request.bytes - at);
+        reader.read(buffer_.data(), bytes);
+        piece(buffer_.data(), at, bytes);
+      }
+    });
     setLost("");
     return there;
   } catch (const ConnectionLost& error) {
@@ -253,10 +256,40 @@ std::vector<ReadRequest> PeerReader::toSend() {
 void PeerReader::take(Answer& answer, const std::vector<ReadRequest>& unsent) {
   connect();
   for (const ReadRequest& request : unsent) send(request);
-  answer.bytes.resize(answer.request.bytes);
-  answer.there = receive(answer.request, [&](const std::byte* from, uint64_t at, uint64_t bytes) {
-    std::memcpy(answer.bytes.data() + at, from, bytes);
+  answer.block = blockOf(answer.request.bytes);
+  answer.there = receive(answer.request, [&](Reader& reader) {
+    reader.read(answer.block.data.get(), answer.request.bytes);
   });
+}
+
+// A step asks for what the one before it has asked for: a spare block fits, or nearly.
+PeerReader::Block PeerReader::blockOf(uint64_t bytes) {
+  {
+    const std::lock_guard held(mutex_);
+    auto best = spare_.end();
+    for (auto block = spare_.begin(); block != spare_.end(); ++block) {
+      const bool fits = block->bytes >= bytes && block->bytes / 2 <= bytes;
+      if (fits && (best == spare_.end() || block->bytes < best->bytes)) best = block;
+    }
+    if (best != spare_.end()) {
+      Block found = std::move(*best);
+      spare_bytes_ -= found.bytes;
+      spare_.erase(best);
+      return found;
+    }
+  }
+  return {std::make_unique_for_overwrite<std::byte[]>(bytes), bytes};
+}
+
+void PeerReader::giveBack(Block block) {
+  const std::lock_guard held(mutex_);
+  if (block.data == nullptr) return;
+  spare_bytes_ += block.bytes;
+  spare_.push_back(std::move(block));
+  while (spare_bytes_ > kAheadBytesMax) {  // the oldest are those of sizes that do not come again
+    spare_bytes_ -= spare_.front().bytes;
+    spare_.erase(spare_.begin());
+  }
 }
 
 namespace {

@@ -19,6 +19,7 @@
 
 #include "memory/shared_memory.h"
 #include "network/frames.h"
+#include "network/reader.h"
 #include "network/tls.h"
 #include "transport/places.h"
 #include "transport/progress.h"
@@ -62,9 +63,14 @@ class PeerReader {
   uint64_t aheadBytes() const { return ahead_bytes_; }
 
  private:
+  // Memory for an answer. It is used again: the first touch of new pages costs more than a copy.
+  struct Block {
+    std::unique_ptr<std::byte[]> data;
+    uint64_t bytes = 0;
+  };
   struct Answer {
     ReadRequest request;
-    std::vector<std::byte> bytes = {};
+    Block block = {};
     bool wanted = true, sent = false, done = false, there = false;
   };
   using Answers = std::deque<std::shared_ptr<Answer>>;
@@ -72,19 +78,23 @@ class PeerReader {
   // --- of whoever uses the connection: the thread while anything is to come, else who reads
   void connect();
   void send(const ReadRequest& request);
-  bool receive(const ReadRequest& request, const Piece& piece);
+  using Take = std::function<void(Reader& reader)>;  // reads the bytes that were asked for
+  bool receive(const ReadRequest& request, const Take& take);
 
   void run();  // the thread
   std::vector<ReadRequest> toSend();
   void take(Answer& answer, const std::vector<ReadRequest>& unsent);
   bool readNow(const ReadRequest& request, const Piece& piece);
   void dropFirst();
+  Block blockOf(uint64_t bytes);
+  void giveBack(Block block);
   void setLost(std::string why);
 
   const Tls& tls_;
   PeerEndpoint peer_;
   uint32_t member_;
   std::unique_ptr<Connection> connection_;  // made at first use
+  std::unique_ptr<Reader> reader_;          // of it
   std::vector<std::byte> buffer_;
   uint64_t ahead_bytes_ = 0;  // of who reads
 
@@ -93,6 +103,8 @@ class PeerReader {
   Answers asked_;   // for read()
   Answers coming_;  // which the thread asks for and receives
   uint64_t asked_bytes_ = 0;
+  std::vector<Block> spare_;  // at most kAheadBytesMax
+  uint64_t spare_bytes_ = 0;
   bool ending_ = false;
   std::string lost_;    // why there is no connection any more
   std::thread thread_;  // made when something is asked for ahead

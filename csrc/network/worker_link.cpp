@@ -11,6 +11,7 @@
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "network/frames.h"
@@ -30,8 +31,8 @@ constexpr int64_t kPauseNs = 100000;
 // Between two frames that say only how far we are: a frame costs both machines more than a small
 // operator. Replies, the bytes of copies and events, which somebody may wait for, are told at once;
 // copies in, whose memory somebody wants back, soon.
-constexpr int64_t kProgressNs = 5000000, kProgressOfCopiesNs = 1000000;
-constexpr int64_t kReplySpinNs = 30000;
+constexpr int64_t kProgressMs = 20, kProgressOfCopiesMs = 1;
+constexpr int64_t kReplySpinUs = 30;
 constexpr size_t kBatchWords = 16 * 1024;
 
 class Link {
@@ -86,6 +87,7 @@ class Link {
                    error.what());
       goodbye_ = error.what();
       ended_.store(true, std::memory_order_release);  // the sender says it, and ends the process
+      transport::ringForAll(*options_.progress);
     } catch (const std::exception&) {
       _exit(0);  // the client is gone
     }
@@ -144,6 +146,9 @@ class Link {
           if (message.size() == 2) expectEvent({sequence, message[1]});
           break;
         default:
+          if (wire::expectsReply(static_cast<wire::Kind>(kind), wire::headerFlags(header))) {
+            expectReply(sequence);
+          }
           break;
       }
       if (arriving_.quiet()) {
@@ -159,8 +164,9 @@ class Link {
     uint64_t* words = requests_.reserve(bytes);
     std::copy(message.begin(), message.end(), words);
     requests_.commit(bytes);
-    received_.store(sequence, std::memory_order_relaxed);
-    if (resting_.load(std::memory_order_relaxed)) replies_.nudge();
+    received_ = sequence;
+    // The sender's sleep is too long now that there is work.
+    if (idle_) transport::ringForAll(*options_.progress);
   }
 
   static uint64_t pieceOf(const std::vector<uint64_t>& message) {
@@ -198,7 +204,15 @@ class Link {
     std::unique_lock held(mutex_);
     released_.wait(held, [&] { return (place = out_.take(bytes, sequence)).has_value(); });
     copies_.push_back({sequence, *place, bytes});
+    wakeIfLater(sequence);
     return *place;
+  }
+
+  // Their number is bounded by that of the messages that the executor has before it.
+  void expectReply(uint64_t sequence) {
+    const std::lock_guard held(mutex_);
+    replies_due_.push_back(sequence);
+    wakeIfLater(sequence);
   }
 
   // Of more than there are moments the oldest are forgotten, as they are in the progress page.
@@ -206,6 +220,12 @@ class Link {
     const std::lock_guard held(mutex_);
     events_.push_back(record);
     if (events_.size() > transport::kMoments) events_.pop_front();
+    wakeIfLater(record.sequence);
+  }
+
+  // The sender sleeps for what comes later than this, or for nothing. Under the lock.
+  void wakeIfLater(uint64_t sequence) {
+    if (asleep_for_ > sequence) transport::ringForAll(*options_.progress);
   }
 
   // --- down
@@ -219,6 +239,7 @@ class Link {
       bool urgent = sendCopies(done, batch);
       urgent |= sendMoments(done, batch);
       while (replies_.poll(reply)) {
+        replied(reply[1]);
         // Who has the reply must find its request done, and the bytes of all before it there.
         sendCopies(reply[1], batch);
         sendMoments(reply[1], batch);
@@ -232,17 +253,23 @@ class Link {
       const bool news = done > told_ || failed != told_failed_;
       const bool copied = told_ < last_in_.load(std::memory_order_relaxed);
       const int64_t now = transport::nowNs();
-      const int64_t quiet_ns = copied ? kProgressOfCopiesNs : kProgressNs;
-      if (urgent || beat || (news && now - told_at >= quiet_ns)) {
+      const int64_t quiet_ms = copied ? kProgressOfCopiesMs : kProgressMs;
+      if (urgent || beat || (news && now - told_at >= quiet_ms * 1000000)) {
         sayProgress(std::max(done, told_), failed, batch);
         write(batch);
         down_->flush();
         told_at = now;
+        spins_ = urgent;
         continue;
       }
       if (ended_.load(std::memory_order_acquire)) return sayGoodbye();
-      rest(news || done < received_.load(std::memory_order_relaxed), now - told_at < kReplySpinNs);
+      rest(news ? quiet_ms : 0);
     }
+  }
+
+  void replied(uint64_t sequence) {
+    const std::lock_guard held(mutex_);
+    while (!replies_due_.empty() && replies_due_.front() <= sequence) replies_due_.pop_front();
   }
 
   void sayProgress(uint64_t done, bool failed, std::vector<uint64_t>& batch) {
@@ -252,12 +279,35 @@ class Link {
     batch.insert(batch.end(), {frameWord(kFrameProgress, 32), done, failed ? 1u : 0u, told_beat_});
   }
 
-  // Who was just told something may have an answer, and wait for ours.
-  void rest(bool busy, bool just_told) {
-    if (just_told && replies_.spin(kReplySpinNs / 1000)) return;
-    resting_.store(!busy, std::memory_order_relaxed);
-    replies_.sleep(busy ? 1 : transport::kHeartbeatMs / 2);
-    resting_.store(false, std::memory_order_relaxed);
+  // Until there is something to tell. `news_ms`: what there is already waits so long; 0: nothing.
+  void rest(int64_t news_ms) {
+    // Who was just told something may have an answer, and wait for ours.
+    if (std::exchange(spins_, false) && replies_.spin(kReplySpinUs)) return;
+    const uint32_t bell = options_.progress->bell.load(std::memory_order_seq_cst);
+    idle_ = news_ms == 0 && completed() >= received_;
+    const auto [next, is_reply] = nextToTell();
+    if (is_reply && completed() >= next) {
+      replies_.sleep(1);  // the executor is just about to put it there
+    } else if (!ended_) {
+      const int64_t most_ms = news_ms > 0 ? news_ms : kProgressMs;
+      transport::sleepUntilRung(*options_.progress, bell, next,
+                                idle_ ? transport::kHeartbeatMs / 2 : most_ms);
+    }
+    idle_ = false;
+    const std::lock_guard held(mutex_);
+    asleep_for_ = 0;
+  }
+
+  // The next message whose end is told at once, for which the sender is about to sleep, and whether
+  // that is by a reply.
+  std::pair<uint64_t, bool> nextToTell() {
+    const std::lock_guard held(mutex_);
+    uint64_t next = UINT64_MAX;
+    if (!copies_.empty()) next = copies_.front().sequence;
+    if (!events_.empty()) next = std::min(next, events_.front().sequence);
+    const bool is_reply = !replies_due_.empty() && replies_due_.front() < next;
+    asleep_for_ = is_reply ? replies_due_.front() : next;
+    return {asleep_for_, is_reply};
   }
 
   // The bytes of all transfers up to message `sequence`, which are done.
@@ -336,7 +386,8 @@ class Link {
   transport::RingProducer requests_;
   transport::RingConsumer replies_;
   std::atomic<uint64_t> received_{0}, last_in_{0};  // messages: the last, the last kCopyIn
-  std::atomic<bool> resting_{false}, ended_{false};
+  std::atomic<bool> idle_{false}, ended_{false};    // idle: the sender sleeps for long
+  bool spins_ = false;                              // the sender's alone
   std::string goodbye_;
   uint64_t told_ = 0, told_beat_ = 0;  // what the client knows; the sender's alone
   bool told_failed_ = false;
@@ -345,7 +396,9 @@ class Link {
   std::condition_variable released_;  // of out_
   Staging out_{kStagingBytes, kStagingBytes};
   std::deque<CopyOut> copies_;
-  std::deque<EventRecord> events_;  // that were not passed yet, or not told
+  std::deque<EventRecord> events_;    // that were not passed yet, or not told
+  std::deque<uint64_t> replies_due_;  // messages
+  uint64_t asleep_for_ = 0;           // of the sender; 0: it is awake
 };
 
 }  // namespace

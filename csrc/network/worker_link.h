@@ -25,7 +25,7 @@ struct WorkerLinkOptions {
   std::byte* requests;
   std::byte* replies;
   std::byte* staging;
-  const transport::Progress* progress;
+  transport::Progress* progress;
   std::string name;  // of the device, for the log
 };
 

@@ -31,10 +31,20 @@ void ringBell(Progress& progress) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   const uint64_t awaited = progress.awaited.load(std::memory_order_relaxed);
   if (awaited == 0 || progress.completed.load(std::memory_order_relaxed) < ~awaited) return;
+  ringForAll(progress);
+}
+
+void ringForAll(Progress& progress) {
   // Those who announce themselves from here on find the bell as it will be, or are woken by it.
   progress.awaited.store(0, std::memory_order_seq_cst);
   progress.bell.fetch_add(1, std::memory_order_seq_cst);
   futexWake(&progress.bell, INT_MAX);
+}
+
+void sleepUntilRung(Progress& progress, uint32_t bell, uint64_t sequence, int64_t timeout_ms) {
+  announce(progress.awaited, sequence);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (!isDone(progress, sequence)) futexWait(&progress.bell, bell, timeout_ms);
 }
 
 void giveUp(Progress& progress) {
@@ -78,10 +88,7 @@ bool awaitCompleted(Progress& progress, uint64_t sequence, int64_t spin_us, int6
   const int64_t deadline = start + timeout_ms * 1000000;
   for (int64_t now = start; now < deadline; now = nowNs()) {
     const uint32_t bell = progress.bell.load(std::memory_order_seq_cst);
-    announce(progress.awaited, sequence);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (isDone(progress, sequence)) return true;
-    futexWait(&progress.bell, bell, (deadline - now) / 1000000 + 1);
+    sleepUntilRung(progress, bell, sequence, (deadline - now) / 1000000 + 1);
     if (isDone(progress, sequence)) return true;
   }
   return isDone(progress, sequence);

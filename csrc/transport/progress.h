@@ -37,6 +37,11 @@ struct Progress {
 void publish(Progress& progress, uint64_t sequence);
 // Wakes who waits for what is done by now; `publish` does this.
 void ringBell(Progress& progress);
+// Wakes all who wait, whatever for.
+void ringForAll(Progress& progress);
+// Sleeps until message `sequence` is done or somebody rings, at most `timeout_ms`. `bell` is what
+// the bell was before the sleeper looked whether it has reason to sleep.
+void sleepUntilRung(Progress& progress, uint32_t bell, uint64_t sequence, int64_t timeout_ms);
 
 // Waits until message `sequence` is done, at most `timeout_ms`. Spins for `spin_us` before it
 // sleeps. Returns whether it is done.

@@ -59,6 +59,27 @@ inline constexpr uint16_t kFlagRecord = 2;  // with kFlagLearn: keep the autogra
 inline constexpr uint16_t kFlagLeaseRandom =
     4;  // draws from the lease's generator, not the device's
 
+// Whether the worker answers such a message.
+inline constexpr bool expectsReply(Kind kind, uint16_t flags) {
+  switch (kind) {
+    case Kind::kRead:
+    case Kind::kLocate:
+    case Kind::kGeneratorGet:
+    case Kind::kEventElapsed:
+    case Kind::kEventQuery:
+    case Kind::kSync:
+    case Kind::kStats:
+    case Kind::kShare:
+    case Kind::kOpen:
+    case Kind::kUnshare:
+      return true;
+    case Kind::kCall:
+      return (flags & kFlagLearn) != 0;
+    default:
+      return false;
+  }
+}
+
 // Random numbers of `torch.device("shoal")` where a lease has several devices: one generator that
 // goes to where it is needed. Generator 0 is each device's own.
 inline constexpr uint64_t kLeaseGenerator = 1;

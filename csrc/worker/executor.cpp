@@ -18,26 +18,6 @@ namespace {
 
 constexpr uint64_t kAddBytes = uint64_t{128} << 10;
 
-bool expectsReply(Kind kind, uint16_t flags) {
-  switch (kind) {
-    case Kind::kRead:
-    case Kind::kLocate:
-    case Kind::kGeneratorGet:
-    case Kind::kEventElapsed:
-    case Kind::kEventQuery:
-    case Kind::kSync:
-    case Kind::kStats:
-    case Kind::kShare:
-    case Kind::kOpen:
-    case Kind::kUnshare:
-      return true;
-    case Kind::kCall:
-      return (flags & wire::kFlagLearn) != 0;
-    default:
-      return false;
-  }
-}
-
 }  // namespace
 
 Executor::Executor(ExecutorOptions options, const memory::SharedMemory& host, Arena* arena,
@@ -88,11 +68,11 @@ void Executor::handle(const std::vector<uint64_t>& message, uint64_t sequence) {
       throw ProtocolError("message kind " + std::to_string(kind) + " does not exist");
     }
     dispatch(kind_, flags, reader);
-    if (expectsReply(kind_, flags) && !replied_) reply({});
+    if (wire::expectsReply(kind_, flags) && !replied_) reply({});
   } catch (const transport::PeerLost&) {
     throw;
   } catch (...) {
-    fail(std::current_exception(), expectsReply(kind_, flags) && !replied_);
+    fail(std::current_exception(), wire::expectsReply(kind_, flags) && !replied_);
   }
   if (fetch_ahead_ != nullptr) fetch_ahead_->after(sequence);
 }

@@ -233,7 +233,7 @@ void Worker::serve() {
   }
 }
 
-void Worker::welcomeArrivals(const transport::Progress* progress) {
+void Worker::welcomeArrivals(transport::Progress* progress) {
   network::Arrivals& arrivals = *state_->arrivals;
   arrivals.start([this](std::unique_ptr<network::Connection> connection,
                         const network::Greeting& greeting) { servePeer(*connection, greeting); },

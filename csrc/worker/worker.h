@@ -51,7 +51,7 @@ class Worker {
   [[noreturn]] void serve();
 
  private:
-  void welcomeArrivals(const transport::Progress* progress);
+  void welcomeArrivals(transport::Progress* progress);
   void servePeer(network::Connection& connection, const network::Greeting& greeting);
 
   struct State;

@@ -170,6 +170,41 @@ def test_a_program_with_several_threads(pool: StandingPool) -> None:
         assert not wrong
 
 
+def test_the_time_between_two_events_is_not_asked_for(pool: StandingPool) -> None:
+    """A question would wait for all that was issued before it."""
+    with connect(pool):
+        x = torch.randn(400, 400, device="shoal")
+        start, middle, stop = (torch.Event("shoal", enable_timing=True) for _ in range(3))
+        asked = torch.shoal.traffic()["round_trips"]
+        start.record()
+        for _ in range(20):
+            x = torch.tanh(x @ x)
+        middle.record()
+        for _ in range(20):
+            x = torch.tanh(x @ x)
+        stop.record()
+        x.sum()  # so that the stream does not end with an event, which is asked for by a reply
+        wait_until(stop.query, 5, "the second event is passed")
+        first, both = start.elapsed_time(middle), start.elapsed_time(stop)
+        assert 0 < first < both
+        assert torch.shoal.traffic()["round_trips"] == asked
+
+
+def test_a_small_question_behind_a_long_call_is_answered(pool: StandingPool) -> None:
+    """Who sends replies may sleep for nothing, for an event, or for a reply: each is woken."""
+    with connect(pool):
+        x = torch.randn(700, 700, device="shoal")
+        total = 0.0
+        for n in range(60):
+            if n % 3:
+                x = torch.tanh(x @ x)
+            if n % 4 == 1:
+                torch.Event("shoal").record()
+            if n % 2:
+                total += x[0, 0].item()
+        assert abs(total) <= 60
+
+
 def test_errors_come_with_the_operator(pool: StandingPool) -> None:
     with connect(pool):
         index = torch.tensor([9], device="shoal")
