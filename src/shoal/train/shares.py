@@ -12,21 +12,22 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-HISTORY = 24  # observations that a fit remembers
-REFIT_EVERY = 4  # observations, once there are so many: each changes the line a little
-FORGET = 0.95  # weight of an observation against the one after it
+# The numbers below were tried on recorded times of steps on a machine whose speed wanders: what is more
+# nimble follows noise, what is less falls behind, and neither matters much.
+HISTORY = 12  # observations that a fit remembers
+FORGET = 0.8  # weight of an observation against the one after it
 PRIOR = 0.1  # weight of the belief that no samples cost nothing, against one observation
 NEAR = 1.1  # sample counts within this factor of seen ones are told by the line
 #: An observation off by this, and by more than noise, is a stall, or the device has changed. What is
-#: less is learnt by and by: on a busy machine it comes and goes, and every new size costs a warm-up.
+#: less is learnt by and by: on a busy machine it comes and goes.
 JUMP = 0.35
-GAIN_SURE = 0.2  # a gain of which no noise makes us doubt
+SURE = 4.0  # deviations that are more than noise
 CHANGED = 2  # times in a row that are off to the same side: a single one is a stall
 AGREE = 0.35  # times off by about the same tell the same
 NOISE_START, NOISE_MIN = 0.1, 0.02  # relative deviation of one time: before it is known, at least
-SURE = 4.0  # deviations that a gain must be above zero
+SURE_GAIN = 1.0  # deviations that a gain must be above zero
 ROUNDING = 1e-9  # samples
-SIZES = 32  # numbers of samples that a batch is divided into: each new one costs a warm-up
+SIZES = 16  # parts of a batch that shares are multiples of: each new size costs a warm-up
 
 
 @dataclass(slots=True)
@@ -41,7 +42,6 @@ class CostFit:
         default_factory=lambda: deque(maxlen=HISTORY)
     )  # |time/predicted - 1|
     _odd: list[tuple[int, float]] = field(default_factory=list)  # far off, in a row, until now
-    _count: int = 0  # observations that were taken in
 
     def predict(self, samples: int) -> float:
         """Seconds for so many samples; nothing to do costs nothing."""
@@ -75,12 +75,9 @@ class CostFit:
                     return
                 self._seen.clear()
                 self._seen.extend(self._told_by_odd())
-        settled = near and not self._odd and len(self._seen) >= REFIT_EVERY
         self._odd.clear()
         self._seen.append((samples, seconds))
-        self._count += 1
-        if not settled or self._count % REFIT_EVERY == 0:
-            self._fit()
+        self._fit()
         self.known = True
 
     def _rate(self, samples: int, seconds: float) -> float:
@@ -89,8 +86,7 @@ class CostFit:
 
     def _told_by_odd(self) -> list[tuple[int, float]]:
         """What to believe of the times before the last one, when the device has changed. If they agree,
-        nothing: the change came in the middle of the first. Else all of them: the line goes by the
-        fastest."""
+        nothing: the change came in the middle of the first."""
         rates = [self._rate(*odd) for odd in self._odd]
         return [] if max(rates) < min(rates) * (1 + AGREE) else self._odd[:-1]
 
@@ -102,7 +98,7 @@ class CostFit:
     def _fit(self) -> None:
         """The nearest line, and the belief that it begins at zero: sizes that hardly differ would
         else let noise decide about the fixed cost."""
-        seen = [(0, 0.0), *self._typical()]
+        seen = [(0, 0.0), *self._seen]
         weights = [PRIOR, *(FORGET**age for age in reversed(range(len(seen) - 1)))]
         total = sum(weights)
         mean_n = sum(w * n for w, (n, _) in zip(weights, seen, strict=True)) / total
@@ -113,15 +109,6 @@ class CostFit:
         # Neither a fixed cost below zero nor samples that cost nothing: noise made those.
         slope = min(max(slope, 0.1 * mean_t / mean_n), mean_t / mean_n)
         self.sample_s, self.fixed_s = slope, max(0.0, mean_t - slope * mean_n)
-
-    def _typical(self) -> list[tuple[int, float]]:
-        """Of what was seen, the fastest quarter of each number of samples: other work on the machine
-        only ever adds time, and may do so for a while."""
-        by_count: dict[int, list[float]] = {}
-        for n, seconds in self._seen:
-            by_count.setdefault(n, []).append(seconds)
-        limits = {n: sorted(times)[(len(times) - 1) // 4] for n, times in by_count.items()}
-        return [(n, t) for n, t in self._seen if t <= limits[n]]
 
 
 def divide(
@@ -196,7 +183,7 @@ class Divider:
     groups: int
     limits: tuple[int | None, ...] | None = None
     gain_min: float = 0.04  # that a new division must promise
-    gain_new_min: float = 0.08  # the same if it has sizes that were not seen: they cost a warm-up
+    gain_new_min: float = 0.06  # the same if it has sizes that were not seen: they cost a warm-up
     probe_every: int = 20  # steps after which a group without samples is tried again
     least: int = 0  # samples that every group gets (batch normalisation needs two)
     speeds: tuple[float, ...] | None = None  # what is believed before anything was seen
@@ -230,14 +217,14 @@ class Divider:
         return best
 
     def _pays(self, best: tuple[int, ...], current: tuple[int, ...]) -> bool:
-        """Whether to change the division: the gain must be worth a warm-up, and be large or more than
-        what noise promises."""
+        """Whether to change the division: the gain must be worth a warm-up, and more than noise
+        promises."""
         gain = 1 - self.slowest(best) / self.slowest(current)
         # The slowest group is above the others by about twice what levelling them gains.
         errors = sorted((fit.error for fit in self.fits), reverse=True)[:2]
         warm = all((group, n) in self._warm for group, n in enumerate(best) if n > 0)
         least = self.gain_min if warm else self.gain_new_min
-        return gain >= max(least, min(GAIN_SURE, SURE / 2 * math.hypot(*errors)))
+        return gain >= max(least, SURE_GAIN / 2 * math.hypot(*errors))
 
     def slowest(self, counts: Sequence[int]) -> float:
         """Predicted seconds of a division."""
