@@ -296,6 +296,23 @@ void bindStatistics(py::module_& m) {
     return session.addAcross(to, client::addressOf(target) - to, from,
                              client::addressOf(source) - from, source.nbytes(), type);
   });
+  m.def("copy_later", [](const at::Tensor& target, const at::Tensor& source) {
+    const auto whole = [](const at::Tensor& t) {
+      return t.device().type() == at::kPrivateUse1 && t.is_non_overlapping_and_dense() &&
+             t.storage_offset() == 0 && t.storage().nbytes() == t.nbytes() && t.numel() > 0;
+    };
+    if (!whole(target) || !whole(source) || source.scalar_type() != target.scalar_type() ||
+        source.sizes() != target.sizes() || source.strides() != target.strides() ||
+        source.is_conj() != target.is_conj() || source.is_neg() != target.is_neg()) {
+      return false;
+    }
+    const py::gil_scoped_release released;
+    client::Session& session = client::sessionOf(target);
+    if (&client::sessionOf(source) != &session) return false;
+    if (!session.copyLater(client::baseOf(target), client::baseOf(source))) return false;
+    target.unsafeGetTensorImpl()->bump_version();
+    return true;
+  });
   m.def("load", [](const at::Tensor& target, uint64_t reader, uint64_t from) {
     TORCH_CHECK(target.device().type() == at::kPrivateUse1 && target.device().index() > 0 &&
                     target.is_contiguous() && target.numel() > 0,

@@ -46,7 +46,13 @@ void postPrepare(Stream& stream, const OperatorInfo& info, c10::ArrayRef<uint64_
 
 uint64_t postCall(Stream& stream, uint32_t id, const CallWords& call, const Lock& held) {
   Session& session = stream.session();
-  for (const SegmentUse& use : call.uses) session.bring(use.base, stream, held);
+  for (const SegmentUse& use : call.uses) {
+    if (use.writes) {
+      session.bringToWrite(use.base, stream, held);
+    } else {
+      session.bring(use.base, stream, held);
+    }
+  }
   const size_t graph_words = call.graph != 0 ? 1 : 0;
   const uint16_t flags = call.flags | (call.graph != 0 ? wire::kFlagRecord : 0);
   uint64_t* out = stream.begin(

@@ -124,6 +124,7 @@ void Session::releaseLocked(Address address, const Lock& held) noexcept {
   if (wide_.count(wire::slotOf(address)) > 0) return releaseWide(address, held);
   if (recording_ != nullptr) recording_->released(address);
   Segment& segment = at(address);
+  if (segment.owes || segment.owed_from != 0) endDebts(address, held);
   if (tracing_ && segment.home >= 0) {
     ++traced_calls_;
     trace(Access::kFree, address, static_cast<uint32_t>(segment.home));
@@ -297,6 +298,10 @@ void Session::bringFrom(Address base, Segment& segment, Stream& member, const Lo
     raiseShareError("a shared tensor is used on shoal:" + std::to_string(segment.home + 1) +
                     " only. Make a copy for the other device: tensor.clone().to(device)");
   }
+  if (segment.owed_from != 0) {
+    collect(base, held);
+    if ((segment.valid & member.bit()) != 0) return;
+  }
   if (segment.bound == 0) {
     const uint64_t sequence = member.post(Kind::kAllocate, {base, segment.bytes}, held);
     made(base, member, sequence, held);
@@ -309,15 +314,23 @@ void Session::fetch(Address base, Segment& segment, Stream& to, const Lock& held
   promote(segment);
   Stream& from = *members_[static_cast<size_t>(segment.home)];
   from.checkUsable();
-  // The two messages name each other: each side knows how far the other must be.
-  const uint64_t reading = to.nextSequence(held);
-  const uint64_t exported = from.post(Kind::kExport, {base, to.member(), reading}, held);
-  to.post(Kind::kFetch, {base, base, segment.bytes, from.member(), segment.written_at, exported},
-          held);
+  postFetch(to, base, from, base, 0, segment.bytes, held);
   segment.bound |= to.bit();
   segment.valid |= to.bit();
   used_bytes_[to.member()] += segment.bytes;
-  to.traffic(held).bytes_peer += segment.bytes;
+}
+
+// Copies a part of a segment on `from` to the address `target` on `to`.
+uint64_t Session::postFetch(Stream& to, Address target, Stream& from, Address from_base,
+                            uint64_t from_offset, uint64_t bytes, const Lock& held) {
+  // The two messages name each other: each side knows how far the other must be.
+  const uint64_t reading = to.nextSequence(held);
+  const uint64_t exported = from.post(Kind::kExport, {from_base, to.member(), reading}, held);
+  to.traffic(held).bytes_peer += bytes;
+  return to.post(
+      Kind::kFetch,
+      {target, from_base + from_offset, bytes, from.member(), at(from_base).written_at, exported},
+      held);
 }
 
 void Session::made(Address base, Stream& member, uint64_t sequence, const Lock&) {

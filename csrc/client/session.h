@@ -120,6 +120,11 @@ class Session {
     Segment& segment = at(base);
     if ((segment.valid & member.bit()) == 0) bringFrom(base, segment, member, held);
   }
+  // The same for a message that changes the segment.
+  void bringToWrite(wire::Address base, Stream& member, const Lock& held) {
+    if (at(base).owes) settle(base, held);
+    bring(base, member, held);
+  }
   // Message `sequence` of `member` changed the segment: other copies are void.
   void wrote(wire::Address base, Stream& member, uint64_t sequence, const Lock& held) {
     if (!single()) invalidate(base, member, sequence, held);
@@ -142,6 +147,9 @@ class Session {
   // Within the lease: between devices worker to worker, not through the client.
   void copyAcross(wire::Address to_base, uint64_t to_offset, wire::Address from_base,
                   uint64_t from_offset, uint64_t bytes);
+  // The whole segment from another one, on another device, when it is used first; or sooner, before
+  // the source changes (owed.cpp). False if that can't be put off.
+  bool copyLater(wire::Address to_base, wire::Address from_base);
   // Adds numbers of another device of the lease, without a copy of them on the own. False if it
   // can't be done so.
   bool addAcross(wire::Address to_base, uint64_t to_offset, wire::Address from_base,
@@ -243,7 +251,9 @@ class Session {
     int8_t pinned = -1;        // the member whose device it belongs to; -1: the whole lease's
     bool live = false;
     bool shared = false;  // in memory that other sessions have too: on its home, and only there
+    bool owes = false;    // copies of it are owed: see debts_
     wire::Address part_of = 0;
+    wire::Address owed_from = 0;  // whose bytes it gets when it is used; it has none until then
   };
   struct HostRelease {
     uint64_t offset;
@@ -260,6 +270,16 @@ class Session {
   void eachExtent(wire::Address base, uint64_t offset, uint64_t bytes, const Move& move);
   void bringFrom(wire::Address base, Segment& segment, Stream& member, const Lock&);
   void fetch(wire::Address base, Segment& segment, Stream& to, const Lock&);
+  uint64_t postFetch(Stream& to, wire::Address target, Stream& from, wire::Address from_base,
+                     uint64_t from_offset, uint64_t bytes, const Lock&);
+  // --- owed copies (owed.cpp)
+  // No address, but the number of the member, plus 1, that was lost with the source.
+  static bool isGone(wire::Address owed_from) { return owed_from <= kMembersMax; }
+  void collect(wire::Address base, const Lock&);
+  void forgive(wire::Address base);
+  void settle(wire::Address base, const Lock&);
+  void overwrite(wire::Address base, const Lock&);  // all of it changes, whatever it holds
+  void endDebts(wire::Address base, const Lock&) noexcept;
   void invalidate(wire::Address base, Stream& member, uint64_t sequence, const Lock&);
   void dropCopy(wire::Address base, Segment& segment, Stream& member, const Lock&);
   void dropReplicas(Stream& member, uint64_t goal, const Lock&);
@@ -315,7 +335,9 @@ class Session {
   MemoryUse memory_;
   std::unordered_map<uint64_t, uint32_t> generator_home_;
   std::unordered_map<uint32_t, std::unique_ptr<Extents>> wide_;  // by slot
-  uint64_t largest_memory_ = 0;                                  // of the members
+  // By the slot of a segment: those that get its bytes when they are used.
+  std::unordered_map<uint32_t, std::vector<wire::Address>> debts_;
+  uint64_t largest_memory_ = 0;  // of the members
   uint64_t whole_bytes_max_ = UINT64_MAX;
   std::deque<HostRelease> host_releases_;
 };

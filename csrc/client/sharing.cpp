@@ -41,7 +41,7 @@ void Session::share(Address base, size_t number, const SharedDescriptors& fds, S
     }
     const SegmentUse use{base, true};
     makeRoom(member, use, 0, held);
-    bring(base, member, held);
+    bringToWrite(base, member, held);
     invalidate(base, member, member.lastSequence(), held);
     member.passShared(++shared_number_, fds.memory, fds.control, fds.line);
     segment.shared = true;

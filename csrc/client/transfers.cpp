@@ -126,7 +126,7 @@ void Session::upload(Address base, uint64_t offset, const void* from, uint64_t b
   if (bytes <= wire::kInlineBytesMax && !(pinned && HostMemory::get().inUse(from, bytes))) {
     const Lock held = lock();
     Stream& member = homeOrPlace(base, held);
-    bring(base, member, held);
+    bringToWrite(base, member, held);
     uint64_t* out = member.begin(Kind::kWrite, 2 + (bytes + 7) / 8, 0, held);
     out[0] = base + offset;
     out[1] = bytes;
@@ -150,7 +150,7 @@ bool Session::uploadDirect(Address base, uint64_t offset, const void* from, uint
     const Lock held = lock();
     member = &homeOrPlace(base, held);
     if (member->link() == nullptr) return false;
-    bring(base, *member, held);
+    bringToWrite(base, *member, held);
     sequence = postTransfer(Kind::kCopyIn, *member, base + offset, bytes, from, held);
     wrote(base, *member, sequence, held);
     member->traffic(held).bytes_in += bytes;
@@ -167,7 +167,7 @@ void Session::uploadPinned(Address base, uint64_t offset, const void* from, uint
   {
     const Lock held = lock();
     member = &homeOrPlace(base, held);
-    bring(base, *member, held);
+    bringToWrite(base, *member, held);
     sequence = postTransfer(Kind::kCopyIn, *member, base + offset, bytes, from, held);
     wrote(base, *member, sequence, held);
     member->traffic(held).bytes_in += bytes;
@@ -189,7 +189,7 @@ void Session::uploadStaged(Address base, uint64_t offset, uint64_t block, uint64
         !segment.shared) {
       return adopt(base, segment, *member, block, held);
     }
-    bring(base, *member, held);
+    bringToWrite(base, *member, held);
     const uint64_t sequence = postTransfer(Kind::kCopyIn, *member, base + offset, bytes,
                                            HostMemory::get().at(block), held);
     wrote(base, *member, sequence, held);
@@ -204,6 +204,7 @@ void Session::uploadStaged(Address base, uint64_t offset, uint64_t block, uint64
 // The whole segment is new: the staged block itself becomes its memory.
 void Session::adopt(Address base, Segment& segment, Stream& member, uint64_t block,
                     const Lock& held) {
+  overwrite(base, held);
   const uint64_t sequence = member.post(Kind::kAdopt, {base, segment.bytes, block}, held);
   if (tracing_) {
     ++traced_calls_;
@@ -366,7 +367,7 @@ uint64_t Session::load(Address base, uint64_t offset, uint64_t bytes, size_t num
   member.checkUsable();
   const SegmentUse use{base, true};
   makeRoom(member, use, 0, held);
-  bring(base, member, held);
+  bringToWrite(base, member, held);
   const uint64_t sequence = member.post(Kind::kLoad, {base + offset, bytes, reader, from}, held);
   wrote(base, member, sequence, held);
   member.traffic(held).bytes_node += bytes;
@@ -400,20 +401,14 @@ void Session::copyAcross(Address to_base, uint64_t to_offset, Address from_base,
     bring(to_base, member, held);
   }
   Stream& to = homeOrPlace(to_base, held);
-  bring(to_base, to, held);
+  bringToWrite(to_base, to, held);
   bring(from_base, from, held);
   uint64_t sequence;
   if (&to == &from) {
     sequence =
         to.post(Kind::kCopyWithin, {to_base + to_offset, from_base + from_offset, bytes}, held);
   } else {
-    const uint64_t reading = to.nextSequence(held);
-    const uint64_t exported = from.post(Kind::kExport, {from_base, to.member(), reading}, held);
-    sequence = to.post(Kind::kFetch,
-                       {to_base + to_offset, from_base + from_offset, bytes, from.member(),
-                        at(from_base).written_at, exported},
-                       held);
-    to.traffic(held).bytes_peer += bytes;
+    sequence = postFetch(to, to_base + to_offset, from, from_base, from_offset, bytes, held);
   }
   wrote(to_base, to, sequence, held);
 }
@@ -429,7 +424,7 @@ bool Session::addAcross(Address to_base, uint64_t to_offset, Address from_base,
       !from->options().is_cpu) {
     return false;
   }
-  bring(to_base, *to, held);
+  bringToWrite(to_base, *to, held);
   bring(from_base, *from, held);
   const uint64_t reading = to->nextSequence(held);
   const uint64_t exported = from->post(Kind::kExport, {from_base, to->member(), reading}, held);

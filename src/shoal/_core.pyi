@@ -132,6 +132,10 @@ class Repeat:
 # Adds a tensor of another device of the lease in place; False where that takes a copy first.
 def add_from(target: torch.Tensor, source: torch.Tensor) -> bool: ...
 
+# The whole of a tensor on another device of the lease, as it is now, copied when the target is used or
+# before the source changes; False where that can't be put off.
+def copy_later(target: torch.Tensor, source: torch.Tensor) -> bool: ...
+
 # Fills a tensor of one device with what a reader at its node has at `offset` of its memory. Returns the
 # number of the message; once the device `is_past` it, that memory may change.
 def load(target: torch.Tensor, reader: int, offset: int) -> int: ...

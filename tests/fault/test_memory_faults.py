@@ -316,6 +316,7 @@ COPIES: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
     "copied": lambda here, there: here.copy_(there),
     "copied in part": lambda here, there: here[: MiB // 2].copy_(there[: MiB // 2]),
     "added": _core.add_from,
+    "owed": _core.copy_later,
 }
 
 
@@ -333,6 +334,24 @@ def test_a_copy_from_a_killed_device_is_never_read(two: shoal.Lease, name: str) 
         with pytest.raises(shoal.DeviceLostError, match="lost"):
             here.sum().item()
     assert torch.ones(MiB, device="shoal:1").sum().item() == MiB
+
+
+@pytest.mark.parametrize("goes", [False, True])
+def test_an_owed_copy_of_a_killed_device_is_never_read(two: shoal.Lease, goes: bool) -> None:
+    """Also if the source is let go after the loss, and its address may be another's."""
+    here, there = torch.ones(MiB, device="shoal:1"), torch.ones(MiB, device="shoal:2")
+    assert _core.copy_later(here, there)
+    os.kill(two.worker_pids[1], signal.SIGKILL)
+    with pytest.raises(shoal.DeviceLostError):
+        there.sum().item()
+    if goes:
+        del there
+    others = [torch.zeros(MiB, device="shoal:1") for _ in range(3)]
+    for _ in range(3):
+        with pytest.raises(shoal.DeviceLostError):
+            here.sum().item()
+    here.copy_(torch.zeros(MiB))  # all of it is new: nothing is owed any more
+    assert here.sum().item() == others[0].sum().item() == 0
 
 
 @pytest.mark.parametrize("name", COPIES)

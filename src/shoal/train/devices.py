@@ -120,6 +120,13 @@ def add_from(target: torch.Tensor, source: torch.Tensor) -> None:
         target.add_(source.to(target.device, non_blocking=True))
 
 
+def copy_later(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copies what lies on another device, if that can be when the target is used first: who needs many
+    tensors one after another waits only for the first."""
+    if not _core.copy_later(target, source):
+        target.copy_(source, non_blocking=True)
+
+
 class Reading:
     """A number on its way here from the middle of a device's stream; what is issued after it does
     not hold it up.

@@ -24,7 +24,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from shoal.train.board import Board
 from shoal.train.buckets import Bucket, Item, make_buckets
-from shoal.train.devices import add_from, record
+from shoal.train.devices import add_from, copy_later, record
 from shoal.train.echo import aside
 from shoal.train.timeline import Stopwatch, Timeline
 
@@ -240,13 +240,13 @@ class Exchange:
 
     @torch.no_grad()
     def return_weights(self) -> None:
-        """After a divided update: every group gets the weights that the others have updated."""
+        """After a divided update: every group gets the weights that the others have updated, each when
+        it is used first."""
         for group in range(self._groups):
             for owner in range(self._groups):
-                if owner != group and self._owned[owner]:
-                    ours: list[Any] = [self._replicas[group][p] for p in self._owned[owner]]
-                    theirs: list[Any] = self.owned(owner)
-                    torch._foreach_copy_(ours, theirs, non_blocking=True)
+                if owner != group:
+                    for place in self._owned[owner]:
+                        copy_later(self._replicas[group][place], self._replicas[owner][place])
 
     def close(self) -> None:
         for hook in self._hooks:

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-# The numbers below were tried on recorded times of steps on a machine whose speed wanders: what is more
-# nimble follows noise, what is less falls behind, and neither matters much.
+# Replayed on recorded times of steps (bench/train_shares.py): what is more nimble follows noise, what
+# is less falls behind, and around these numbers neither matters much.
 HISTORY = 12  # observations that a fit remembers
 FORGET = 0.8  # weight of an observation against the one after it
 PRIOR = 0.1  # weight of the belief that no samples cost nothing, against one observation
