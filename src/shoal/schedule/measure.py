@@ -67,7 +67,7 @@ def fastest_s(
     run: Callable[[], object],
     device: torch.device,
     clock: Clock,
-    effort: Effort = Effort(),  # noqa: B008  (a constant)
+    effort: Effort = Effort(),
     repeats_min: int = REPEATS_MIN,
 ) -> float:
     """Seconds of the fastest of several runs, the first (which may compile) left out."""
@@ -108,7 +108,7 @@ def measure_device(
     memory_bytes: int | None = None,
     clock: Clock = time.perf_counter,
     *,
-    effort: Effort = Effort(),  # noqa: B008
+    effort: Effort = Effort(),
     scratch_bytes: int = SCRATCH_BYTES,
 ) -> DeviceProfile:
     """Run the micro-benchmarks. They take some `measure_s` for each dtype and for four more.
@@ -143,7 +143,7 @@ def measure_link(
     source: torch.device | str,
     target: torch.device | str,
     clock: Clock = time.perf_counter,
-    effort: Effort = Effort(),  # noqa: B008
+    effort: Effort = Effort(),
     copy_bytes: int = COPY_BYTES,
 ) -> float:
     """Bytes/s of a large copy from one device to the other."""
