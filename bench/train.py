@@ -289,18 +289,24 @@ def show(console: Console, title: str, found: dict[str, dict[str, float]]) -> No
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Fewer rounds.")
+@click.option("--quick", is_flag=True, help="Fewer and shorter rounds.")
+@click.option("--rounds", "count", type=click.IntRange(2), default=10, show_default=True)
 @click.option("--model", type=click.Choice(list(MODELS)), multiple=True, help="Default: all.")
 @click.option("--equal/--unequal", "only", default=None, help="Only equal or unequal devices.")
 @click.option("--realtime", "urgent", is_flag=True, help="For a busy machine: go before all else.")
 @click.option("--output", type=click.Path(path_type=Path), help="A file for the results, as JSON.")
 def main(
-    quick: bool, model: tuple[str, ...], only: bool | None, urgent: bool, output: Path | None
+    quick: bool,
+    count: int,
+    model: tuple[str, ...],
+    only: bool | None,
+    urgent: bool,
+    output: Path | None,
 ) -> None:
     """Prints the speed of two devices against one process, ours and the peers'."""
     torch.set_num_threads(1)
     console = Console()
-    rounds, burst_s = (4, 1.0) if quick else (10, 2.5)
+    rounds, burst_s = (4, 1.0) if quick else (count, 2.5)
     for name, aim in AIMS.items():
         console.print(f"aim, {name}: {aim}")
     load = os.getloadavg()[0]
