@@ -17,7 +17,6 @@
 namespace shoal::client {
 
 using wire::Address;
-using wire::Kind;
 
 bool Session::copyLater(Address to_base, Address from_base) {
   if (to_base == 0 || from_base == 0 || to_base == from_base) return false;
