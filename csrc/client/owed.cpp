@@ -74,9 +74,16 @@ void Session::forgive(Address base) {
   segment.valid = members_[static_cast<size_t>(segment.home)]->bit();
 }
 
-// Makes all copies that are owed of `base`.
+// Makes all copies that are owed of `base`. What is lost with its device needs none.
 void Session::settle(Address base, const Lock& held) {
-  while (at(base).owes) collect(debts_.at(wire::slotOf(base)).front(), held);
+  while (at(base).owes) {
+    const Address target = debts_.at(wire::slotOf(base)).front();
+    if (members_[static_cast<size_t>(at(target).home)]->usable()) {
+      collect(target, held);
+    } else {
+      forgive(target);
+    }
+  }
 }
 
 void Session::overwrite(Address base, const Lock& held) {
@@ -86,17 +93,19 @@ void Session::overwrite(Address base, const Lock& held) {
 
 // Before `base` is released.
 void Session::endDebts(Address base, const Lock& held) noexcept {
-  try {
-    overwrite(base, held);
-  } catch (...) {
-    // One of the two devices is gone. Who still has a target there, or of bytes from there, is told
-    // when it is used.
-    for (const Address target : debts_[wire::slotOf(base)]) {
-      at(target).owed_from = static_cast<Address>(at(base).home) + 1;
+  if (at(base).owed_from != 0) forgive(base);
+  while (at(base).owes) {
+    const Address target = debts_.at(wire::slotOf(base)).front();
+    try {
+      collect(target, held);
+    } catch (...) {
+      // One of the two devices is gone. If it is the source's, who uses the target is told.
+      const auto home = static_cast<size_t>(at(base).home);
+      forgive(target);
+      if (members_[home]->usable()) continue;
+      at(target).owed_from = home + 1;
+      at(target).valid = 0;
     }
-    debts_.erase(wire::slotOf(base));
-    at(base).owes = false;
-    if (at(base).owed_from != 0) forgive(base);
   }
 }
 

@@ -354,6 +354,26 @@ def test_an_owed_copy_of_a_killed_device_is_never_read(two: shoal.Lease, goes: b
     assert here.sum().item() == others[0].sum().item() == 0
 
 
+@pytest.mark.parametrize("goes", [False, True])
+def test_a_killed_device_that_was_owed_a_copy_harms_nobody(goes: bool) -> None:
+    device = "cpu,memory=64MiB,threads=1"
+    with shoal.up([device] * 3) as pool, shoal.connect(pool.url, devices=3) as lease:
+        source = torch.ones(MiB, device="shoal:1")
+        targets = [torch.zeros(MiB, device=f"shoal:{i}") for i in (2, 3)]
+        assert all(_core.copy_later(target, source) for target in targets)
+        os.kill(lease.worker_pids[1], signal.SIGKILL)
+        with pytest.raises(shoal.DeviceLostError):
+            torch.shoal.synchronize(2)
+        if goes:
+            del source
+        else:
+            source.add_(1)
+            assert source.sum().item() == 2 * MiB
+        assert targets[1].sum().item() == MiB
+        with pytest.raises(shoal.DeviceLostError):
+            targets[0].sum().item()
+
+
 @pytest.mark.parametrize("name", COPIES)
 def test_a_copy_of_what_could_not_be_made_is_never_read(two: shoal.Lease, name: str) -> None:
     here = torch.ones(MiB, device="shoal:1")
