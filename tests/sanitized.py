@@ -22,7 +22,10 @@ NETWORK = [
     "tests/fault/test_data_connections.py",
     "tests/fault/test_hostile_workers.py",
 ]
-DEFAULT = ["tests/device", "tests/fault/test_hostile.py", *NETWORK, "-m", "not slow", "-k", SKIPPED]
+#: Copies between devices that are made when they are needed, and devices that die meanwhile.
+MEMORY = ["tests/pool/test_owed_copies.py", "tests/fault/test_memory_faults.py"]
+DEVICE = ["tests/device", "tests/fault/test_hostile.py"]
+DEFAULT = [*DEVICE, *NETWORK, *MEMORY, "-m", "not slow", "-k", SKIPPED]
 
 #: An editable install answers for `shoal` before PYTHONPATH does; the overlay must win.
 SITE = """
