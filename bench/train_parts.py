@@ -5,8 +5,9 @@
   all-reduce between two processes, and beside two processes that do nothing but add and copy in
   memory that they share;
 - slowdown: what the groups reach, step by step, after half of one device's core was taken away, over
-  the sum of what the devices can do then; the median of several times. A time counts if the devices
-  were as fast afterwards as before: else somebody beside us slowed the machine down.
+  the sum of what the devices can do then; the median of several times. What is left of the device is
+  measured, too, each time. A time counts if the devices were as fast afterwards as before: else
+  somebody beside us slowed the machine down.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -36,7 +38,7 @@ RESULTS = Path(__file__).parent / "results" / "train-parts.json"
 GRADIENTS = 3 * 10**6  # float32: 12 MB
 DEVICES = ["cpu,threads=1,memory=2GiB"] * 2
 STEPS_WHOLE, STEPS_AFTER = 14, 12
-SLOWDOWNS = 7
+SLOWDOWNS = 11
 DRIFT_MAX = 0.12  # of the machine's speed, from before a slowdown to after it
 BURN = "while True: pass"
 GLOO = """
@@ -51,6 +53,7 @@ for _ in range(40):
     dist.all_reduce(x)
     times.append(time.perf_counter() - start)
 print(sorted(times)[20])
+dist.destroy_process_group()
 """
 BARE = """
 import mmap, sys, time, torch
@@ -135,54 +138,80 @@ def bare_ms() -> float:
         os.close(memory)
 
 
-def slowdown(worker_pids: list[int], name: str) -> tuple[list[float], float]:
-    """Speed after one device has lost half its core, over the new sum, by step; and how much the whole
-    machine's speed changed meanwhile."""
-    for core, pid in enumerate(worker_pids):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            os.sched_setaffinity(int(thread), {core})
+@contextmanager
+def half_taken() -> Iterator[None]:
+    """Somebody else computes on the second device's core."""
+    burner = subprocess.Popen([sys.executable, "-c", BURN])
+    try:
+        os.sched_setaffinity(burner.pid, {1})
+        yield
+    finally:
+        burner.kill()
+        burner.wait()
+
+
+def steps_s(trainer: shoal.train.Trainer, batch: object, count: int) -> list[float]:
+    """Seconds from loss to loss: nobody waits for the devices between steps."""
+    seen = [time.perf_counter()]
+    for _ in range(count):
+        trainer.step(batch)
+        seen.append(time.perf_counter())
+    return [after - before for before, after in pairwise(seen)]
+
+
+def settled_s(trainer: shoal.train.Trainer, batch: object) -> float:
+    """Seconds of a step, once the devices have found their shares."""
+    return statistics.median(steps_s(trainer, batch, STEPS_WHOLE)[STEPS_WHOLE // 2 :])
+
+
+def left_of_device(name: str) -> float:
+    """The second device's speed when half its core is taken away, over its speed before: with equal
+    shares all wait for it. A scheduler that divides by groups of processes does not halve it."""
+    model, batch = made(name)
+    with shoal.train.worker_groups(2) as groups:
+        with shoal.train.Trainer(model, loss_of, adamw(model), groups, balance=False) as trainer:
+            before = settled_s(trainer, batch)
+            with half_taken():
+                during = settled_s(trainer, batch)
+    return min(1.0, before / during)
+
+
+def slowdown(name: str) -> tuple[list[float], float, float]:
+    """Speed after one device has lost half its core, over the new sum, by step; how much the whole
+    machine's speed changed meanwhile; and what is left of the device."""
+    left = left_of_device(name)
     model, batch = made(name)
     with shoal.train.worker_groups(2) as groups:
         with shoal.train.Trainer(model, loss_of, adamw(model), groups) as trainer:
-
-            def steps(count: int) -> list[float]:
-                """Seconds from loss to loss: nobody waits for the devices between steps."""
-                seen = [time.perf_counter()]
-                for _ in range(count):
-                    trainer.step(batch)
-                    seen.append(time.perf_counter())
-                return [after - before for before, after in pairwise(seen)]
-
-            def whole_s() -> float:
-                """A step of both devices, once they have found their shares."""
-                return statistics.median(steps(STEPS_WHOLE)[STEPS_WHOLE // 2 :])
-
-            before = whole_s()
-            burner = subprocess.Popen([sys.executable, "-c", BURN])
-            try:
-                os.sched_setaffinity(burner.pid, {1})
-                during = steps(STEPS_AFTER)
-            finally:
-                burner.kill()
-                burner.wait()
-            again = whole_s()
-    # Two devices of speed 1 have become 1 and 0.5.
-    whole = (before + again) / 2
-    return [whole / (0.75 * seconds) for seconds in during], abs(again / before - 1)
+            before = settled_s(trainer, batch)
+            with half_taken():
+                during = steps_s(trainer, batch, STEPS_AFTER)
+            again = settled_s(trainer, batch)
+    best = (before + again) / 2 * 2 / (1 + left)
+    return [best / seconds for seconds in during], abs(again / before - 1), left
 
 
-def slowdowns(worker_pids: list[int], name: str) -> tuple[list[float], int]:
+def slowdowns(worker_pids: list[int], name: str) -> dict[str, object]:
     """By step, the median of several times; and the times that do not count, because the machine as a
     whole had become faster or slower."""
+    for core, pid in enumerate(worker_pids):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            os.sched_setaffinity(int(thread), {core})
     counted: list[list[float]] = []
+    lefts: list[float] = []
     left_out = 0
     while len(counted) < SLOWDOWNS and left_out < 4 * SLOWDOWNS:
-        speeds, drift = slowdown(worker_pids, name)
+        speeds, drift, left = slowdown(name)
         if drift < DRIFT_MAX:
             counted.append(speeds)
+            lefts.append(left)
         else:
             left_out += 1
-    return [statistics.median(step) for step in zip(*counted, strict=True)], left_out
+    return {
+        "after_slowdown": [statistics.median(step) for step in zip(*counted, strict=True)],
+        "left_of_device": statistics.median(lefts),
+        "slowdowns_left_out": left_out,
+    }
 
 
 @click.command()
@@ -198,8 +227,7 @@ def main(model: str) -> None:
             }
         results["gloo_ms"] = gloo_ms()
         results["bare_ms"] = bare_ms()
-        after, left_out = slowdowns(list(lease.worker_pids), model)
-        results |= {"after_slowdown": after, "slowdowns_left_out": left_out}
+        results |= slowdowns(list(lease.worker_pids), model)
     table = Table("part", "measured")
     for name, value in results.items():
         shown = [round(v, 2) for v in value] if isinstance(value, list) else value
