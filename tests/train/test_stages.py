@@ -53,6 +53,23 @@ class Marked(nn.Module):
         return x @ self.w2 + x
 
 
+class SaysWhere(nn.Module):
+    """Moves what a later stage makes to the device of an earlier stage's tensor, as many models do:
+    on one device that is where it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.w2, self.place = (nn.Parameter(torch.randn(4, 4)) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        device = x.device
+        y = torch.tanh(x @ self.w1)
+        shoal.train.cut("second half")
+        places = torch.arange(4, device=device)
+        place = self.place[places].to(device).sum(0) + self.place.to(device=y.device)[0]
+        return (y + place) @ self.w2
+
+
 class Repeated(nn.Module):
     """A module that is called twice cannot begin a stage, its neighbours can."""
 
@@ -106,6 +123,7 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
         (Unet, 2),
         (Unet, 3),
         (Marked, 2),
+        (SaysWhere, 2),
         (Repeated, 2),
         pytest.param(partial(Checkpointed, False), 2, id="checkpointed x2"),
         pytest.param(partial(Checkpointed, False), 3, id="checkpointed x3"),
@@ -124,6 +142,40 @@ def test_any_forward_can_be_cut(kind: Callable[[], nn.Module], devices: int) -> 
         optimizer.step()
         optimizer.zero_grad()
     assert largest_difference(model, reference) < 1e-5
+
+
+def test_a_device_that_the_model_names_is_the_stages_own() -> None:
+    """Gradients of a later stage's weights, of two groups: they were sent before they were whole,
+    because an earlier stage's backward pass made a part of them."""
+    torch.manual_seed(0)
+    model, reference = SaysWhere(), SaysWhere()
+    reference.load_state_dict(model.state_dict())
+    optimizer = sgd(reference)
+    with shoal.train.worker_groups(2, 2) as groups:
+        options = {"micro_batches": 3, "divide_update": False}
+        with shoal.train.Trainer(model, F.mse_loss, sgd(model), groups, **options) as trainer:
+            for step in range(3):
+                trainer.step(batch(step))
+                x, y = batch(step)
+                F.mse_loss(reference(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    assert largest_difference(model, reference) < 1e-5
+
+
+class SaysWhereByName(SaysWhere):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(x @ self.w1)
+        shoal.train.cut("second half")
+        return (y + self.place.sum(0).to(str(y.device))) @ self.w2
+
+
+def test_a_gradient_that_comes_twice_is_no_silent_mistake() -> None:
+    model = SaysWhereByName()
+    with shoal.train.worker_groups(2, 2) as groups:
+        with shoal.train.Trainer(model, F.mse_loss, sgd(model), groups, micro_batches=3) as trainer:
+            with pytest.raises(shoal.train.GroupError, match="came twice in a step"):
+                trainer.step(batch(0))
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")

@@ -26,6 +26,7 @@ from shoal.train.board import Board
 from shoal.train.buckets import Bucket, Item, make_buckets
 from shoal.train.devices import add_from, copy_later, record
 from shoal.train.echo import aside
+from shoal.train.errors import TrainError
 from shoal.train.timeline import Stopwatch, Timeline
 
 BUCKET_BYTES = 4 * 2**20
@@ -262,6 +263,12 @@ class Exchange:
         index = self._bucket_of[place]
         with self._lock:
             missing = self._states[index].missing[group]
+            if place not in missing:
+                raise TrainError(
+                    f"a gradient of shape {tuple(parameter.shape)} on {parameter.device} came twice in "
+                    "a step: the sum would not be that of the batch. Does the model move tensors to a "
+                    "device that it names by its number?"
+                )
             missing.discard(place)
             if missing:
                 return

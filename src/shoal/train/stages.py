@@ -4,7 +4,8 @@ The model's own `forward` runs as it is. Where a stage begins (at a module's cal
 it goes on on the next device. While it runs, every torch function that gets a tensor of an earlier
 stage gets it on the current device instead, cut from the autograd graph: an *edge*. The backward
 pass of a stage starts from the gradients of the edges that leave it. So skip connections, masks and
-tied weights need no annotation.
+tied weights need no annotation. Where the code names the device of an earlier stage (`.to(x.device)`),
+it means that of the model: the current stage's.
 """
 
 from __future__ import annotations
@@ -164,6 +165,10 @@ class Run(Tracer):
     def device(self) -> torch.device:
         return self._devices[self.stage]
 
+    def is_ours(self, device: torch.device) -> bool:
+        """Whether it is that of a stage."""
+        return device in self._devices
+
     def forward(self, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Issues the whole forward pass, stage after stage; the devices run behind."""
         set_current(self.device)
@@ -273,9 +278,7 @@ class _Relocate(TorchFunctionMode):
     def _relocated(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
         run = self._run
         device = run.device
-        if not _any_elsewhere(args, device.index) and not _any_elsewhere(
-            kwargs.values(), device.index
-        ):
+        if not _any_elsewhere(args, device) and not _any_elsewhere(kwargs.values(), device):
             return args, kwargs
         if args and _elsewhere(args[0], device) and _writes_first(func):
             raise CannotCut(
@@ -286,13 +289,16 @@ class _Relocate(TorchFunctionMode):
         return args, {key: _moved(value, run, device) for key, value in kwargs.items()}
 
 
-def _any_elsewhere(values: Iterable[Any], index: int) -> bool:
+def _any_elsewhere(values: Iterable[Any], device: torch.device) -> bool:
     """Whether something may have to be moved; runs for every torch function, so it is quick."""
     for value in values:
         if isinstance(value, torch.Tensor):
-            if value.get_device() not in (-1, index):
+            if value.get_device() not in (-1, device.index):
                 return True
-        elif isinstance(value, (list, tuple)) and _any_elsewhere(value, index):
+        elif isinstance(value, (list, tuple)):
+            if _any_elsewhere(value, device):
+                return True
+        elif isinstance(value, torch.device) and value != device:
             return True
     return False
 
@@ -315,6 +321,8 @@ def _writes_first(func: Any) -> bool:
 def _moved(value: Any, run: Run, device: torch.device) -> Any:
     if isinstance(value, torch.Tensor):
         return run.here(value) if _elsewhere(value, device) else value
+    if isinstance(value, torch.device):
+        return device if run.is_ours(value) else value
     if isinstance(value, (list, tuple)) and any(
         isinstance(v, (torch.Tensor, list, tuple)) for v in value
     ):
