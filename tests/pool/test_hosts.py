@@ -36,17 +36,18 @@ def hosts() -> Iterator[Hosts]:
 
 @pytest.fixture(scope="module")
 def cluster(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One line at the node, one line at the desk: any of the tests may be the first."""
     made = Cluster(hosts.hosts, tmp_path_factory.mktemp("cluster"))
     try:
+        made.desk.shoal(*made.join_line.split()[1:])
         yield made
     finally:
         made.close()
 
 
 def test_from_nothing_to_another_host(cluster: Cluster) -> None:
-    """One line there, one line here; the devices of both hosts are seen."""
+    """The devices of both hosts are seen."""
     assert len(cluster.join_line) < 80
-    cluster.desk.shoal(*cluster.join_line.split()[1:])
     found = json.loads(cluster.desk.shoal("devices", "--json"))
     assert [(d["name"], d["node"] == "faraway") for d in found] == [("near", False), ("far", True)]
     checks = json.loads(cluster.desk.shoal("doctor", "--json"))
@@ -202,7 +203,7 @@ def test_a_cut_cable_is_a_lost_device_and_never_two_owners(
 
 
 def test_each_host_measures_its_own_devices(cluster: Cluster) -> None:
-    """The client has joined above; it sees how fast the devices of all hosts are."""
+    """The client sees how fast the devices of all hosts are."""
 
     def profiles() -> list[dict[str, object] | None]:
         return [d["profile"] for d in json.loads(cluster.desk.shoal("devices", "--json"))]
