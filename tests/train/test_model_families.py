@@ -13,6 +13,10 @@ from torch import nn
 
 import shoal
 import shoal.train
+from shoal.train.stage_costs import Cut
+from tests.train.conftest import CutAt
+from tests.train.models import largest_difference
+from tests.train.test_equal_results import sgd
 
 pytestmark = pytest.mark.usefixtures("lease")
 
@@ -172,3 +176,33 @@ def test_a_family_trains_as_on_one_device(name: str, layout: str, checkpointed: 
                 losses.append(trainer.step(batch).loss)
                 schedule.step()
     assert losses == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_trains_the_same_wherever_it_is_cut(name: str, cut_at: CutAt) -> None:
+    """Which cut is chosen depends on the machine: so all of them, also those that share a unit."""
+    batch = FAMILIES[name][3]()
+    expected = made(name, False)
+    reference = sgd(expected)
+    for _ in range(2):
+        expected(**batch).loss.backward()
+        reference.step()
+        reference.zero_grad()
+
+    def differs() -> float:
+        model = made(name, False)
+        with shoal.train.worker_groups(2, 2) as groups:
+            with shoal.train.Trainer(model, None, sgd(model), groups, micro_batches=3) as trainer:
+                for _ in range(2):
+                    trainer.step(batch)
+        return largest_difference(model, expected)
+
+    found = {"the middle": differs()}
+    units = cut_at.units
+    cuts = [Cut(at) for at in range(1, len(units))]
+    cuts += [Cut(at, 1, 1) for at in range(2, len(units)) if units[at - 1].shareable]
+    for cut in cuts:
+        cut_at(cut)
+        found[f"{units[cut.at].name}, {cut.shared} shared"] = differs()
+    assert {cut: far for cut, far in found.items() if not far < 1e-5} == {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -19,8 +18,9 @@ import shoal
 import shoal.train
 from shoal.train import build
 from shoal.train.pipeline import PipelineReplica
-from shoal.train.stage_costs import Cut, Limits, Stage, StageDevice, Unit, make_stage
+from shoal.train.stage_costs import Cut
 from shoal.train.stages import Weights
+from tests.train.conftest import CutAt
 from tests.train.models import largest_difference
 from tests.train.test_equal_results import sgd
 
@@ -87,27 +87,6 @@ def one_device(sizes: Sequence[int], clip_norm: float | None = None) -> tuple[li
 
 
 @pytest.fixture
-def cut_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Cuts every model at these places, whatever its units cost."""
-
-    def choose(*cuts: Cut) -> None:
-        def forced(
-            units: Sequence[Unit], devices: Sequence[StageDevice], limits: Limits
-        ) -> tuple[tuple[Stage, ...], Limits]:
-            for cut in cuts:
-                assert all(unit.shareable for unit in units[cut.early : cut.at])
-            edges = itertools.pairwise([Cut(0), *cuts, Cut(len(units))])
-            stages = [
-                make_stage(units, a, b, i, devices[i], 1, limits) for i, (a, b) in enumerate(edges)
-            ]
-            return tuple(stages), limits
-
-        monkeypatch.setattr(build, "partition_fitting", forced)
-
-    return choose
-
-
-@pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int]]:
     """Stage and weight (its number of values) of all copies that were used."""
     seen: set[tuple[int, int]] = set()
@@ -139,7 +118,7 @@ def layout_of(name: str) -> dict[str, Any]:
     ],
 )
 def test_shared_units_give_what_one_device_gives(
-    cut_at: Callable[..., None],
+    cut_at: CutAt,
     copies: set[tuple[int, int]],
     layout: str,
     cuts: list[Cut],
@@ -166,7 +145,7 @@ def test_shared_units_give_what_one_device_gives(
     ("again", "autocast", "within"), [(True, None, 1e-5), (False, torch.bfloat16, 2e-2)]
 )
 def test_with_checkpointing_and_mixed_precision(
-    cut_at: Callable[..., None], again: bool, autocast: torch.dtype | None, within: float
+    cut_at: CutAt, again: bool, autocast: torch.dtype | None, within: float
 ) -> None:
     cut_at(Cut(4, 1, 2))
     model = made(again)
@@ -179,7 +158,7 @@ def test_with_checkpointing_and_mixed_precision(
     assert largest_difference(model, reference) < within
 
 
-def test_a_lost_group_of_shared_cuts(pool: shoal.Pool, cut_at: Callable[..., None]) -> None:
+def test_a_lost_group_of_shared_cuts(pool: shoal.Pool, cut_at: CutAt) -> None:
     """The survivor takes the user's model over, and its stages share on."""
     cut_at(Cut(4, 1, 2))
     model = made()
@@ -197,7 +176,7 @@ def test_a_lost_group_of_shared_cuts(pool: shoal.Pool, cut_at: Callable[..., Non
 
 
 @pytest.mark.usefixtures("lease")
-def test_copies_leave_no_memory_behind(cut_at: Callable[..., None]) -> None:
+def test_copies_leave_no_memory_behind(cut_at: CutAt) -> None:
     """Not even until the collector comes."""
     cut_at(Cut(4, 1, 2))
     model = made()
