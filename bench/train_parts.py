@@ -5,7 +5,7 @@
   all-reduce between two processes, and beside two processes that do nothing but add and copy in
   memory that they share;
 - slowdown: what the groups reach, step by step, after half of one device's core was taken away, over
-  the sum of what the devices can do then; the median of several times. What is left of the device is
+  the sum of what the devices can do then; the median of several times. That sum is
   measured, too, each time. A time counts if the devices were as fast afterwards as before: else
   somebody beside us slowed the machine down.
 """
@@ -19,7 +19,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -39,8 +40,10 @@ GRADIENTS = 3 * 10**6  # float32: 12 MB
 DEVICES = ["cpu,threads=1,memory=2GiB"] * 2
 STEPS_WHOLE, STEPS_AFTER = 14, 12
 SLOWDOWNS = 11
+ALONE_S = 2.0  # of devices that train by themselves
 DRIFT_MAX = 0.12  # of the machine's speed, from before a slowdown to after it
 BURN = "while True: pass"
+NICE_OF_HALF = "3"  # weighs 526, nice 0 weighs 1024
 GLOO = """
 import os, sys, time, torch, torch.distributed as dist
 rank = int(sys.argv[1]); torch.set_num_threads(1)
@@ -140,10 +143,15 @@ def bare_ms() -> float:
 
 @contextmanager
 def half_taken() -> Iterator[None]:
-    """Somebody else computes on the second device's core."""
-    burner = subprocess.Popen([sys.executable, "-c", BURN])
+    """Somebody else computes on the second device's core and gets half of it."""
+    burner = subprocess.Popen([sys.executable, "-c", BURN], start_new_session=True)
     try:
         os.sched_setaffinity(burner.pid, {1})
+        # Where Linux divides cores between sessions, the workers' weight is divided between two
+        # cores: the burner, alone in its session, must weigh as little.
+        weight = Path(f"/proc/{burner.pid}/autogroup")
+        if weight.exists():
+            weight.write_text(NICE_OF_HALF)
         yield
     finally:
         burner.kill()
@@ -164,22 +172,44 @@ def settled_s(trainer: shoal.train.Trainer, batch: object) -> float:
     return statistics.median(steps_s(trainer, batch, STEPS_WHOLE)[STEPS_WHOLE // 2 :])
 
 
-def left_of_device(name: str) -> float:
-    """The second device's speed when half its core is taken away, over its speed before: with equal
-    shares all wait for it. A scheduler that divides by groups of processes does not halve it."""
-    model, batch = made(name)
-    with shoal.train.worker_groups(2) as groups:
-        with shoal.train.Trainer(model, loss_of, adamw(model), groups, balance=False) as trainer:
-            before = settled_s(trainer, batch)
-            with half_taken():
-                during = settled_s(trainer, batch)
-    return min(1.0, before / during)
+def alone_per_s(trainers: Sequence[shoal.train.Trainer], batch: object) -> float:
+    """Steps a second of devices that train by themselves at the same time, summed."""
+    end = time.perf_counter() + ALONE_S
+
+    def rate(trainer: shoal.train.Trainer) -> float:
+        count, start = 0, time.perf_counter()
+        while time.perf_counter() < end:
+            trainer.step(batch)
+            count += 1
+        trainer.synchronize()
+        return count / (time.perf_counter() - start)
+
+    with ThreadPoolExecutor(len(trainers)) as threads:
+        return sum(threads.map(rate, trainers))
+
+
+def new_sum(name: str) -> float:
+    """What both devices can do, each by itself, when half of one's core is taken away, over what they
+    could before."""
+    with ExitStack() as stack:
+        trainers = []
+        for device in range(2):
+            model, batch = made(name)
+            half = tuple(t[: len(t) // 2] for t in batch)
+            groups = stack.enter_context(shoal.train.worker_groups([[device]]))
+            trainers.append(
+                stack.enter_context(shoal.train.Trainer(model, loss_of, adamw(model), groups))
+            )
+            trainers[-1].step(half)
+        before = alone_per_s(trainers, half)
+        with half_taken():
+            return alone_per_s(trainers, half) / before
 
 
 def slowdown(name: str) -> tuple[list[float], float, float]:
     """Speed after one device has lost half its core, over the new sum, by step; how much the whole
-    machine's speed changed meanwhile; and what is left of the device."""
-    left = left_of_device(name)
+    machine's speed changed meanwhile; and the new sum over the old one."""
+    left = new_sum(name)
     model, batch = made(name)
     with shoal.train.worker_groups(2) as groups:
         with shoal.train.Trainer(model, loss_of, adamw(model), groups) as trainer:
@@ -187,7 +217,7 @@ def slowdown(name: str) -> tuple[list[float], float, float]:
             with half_taken():
                 during = steps_s(trainer, batch, STEPS_AFTER)
             again = settled_s(trainer, batch)
-    best = (before + again) / 2 * 2 / (1 + left)
+    best = (before + again) / 2 / left
     return [best / seconds for seconds in during], abs(again / before - 1), left
 
 
@@ -209,7 +239,7 @@ def slowdowns(worker_pids: list[int], name: str) -> dict[str, object]:
             left_out += 1
     return {
         "after_slowdown": [statistics.median(step) for step in zip(*counted, strict=True)],
-        "left_of_device": statistics.median(lefts),
+        "new_sum": statistics.median(lefts),
         "slowdowns_left_out": left_out,
     }
 
