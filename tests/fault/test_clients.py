@@ -85,13 +85,15 @@ def finish(program: subprocess.Popen[str], end: str) -> None:
     program.wait(timeout=60)
 
 
-def check_gone(program: subprocess.Popen[str], pids: list[int], mine: list[int]) -> None:
+def check_gone(program: subprocess.Popen[str], pids: list[int], mine: list[int]) -> str:
+    """Returns what the program, and the pool that ended with it, had to say."""
     wait_until(
         lambda: not any(map(processes.alive, pids)), GONE_WITHIN_S, f"processes {pids} are gone"
     )
     # torch's own DataLoader workers look for their parent every 5 s.
     wait_until(lambda: not any(map(processes.alive, mine)), 30, f"processes {mine} are gone")
-    program.communicate()
+    said: str = program.communicate()[1]
+    return said
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,8 @@ def test_an_embedded_pool_ends_with_its_program(end: str) -> None:
     pids = processes.pool_pids(str(told["url"]))
     assert set(told["workers"]) < set(pids)  # type: ignore[call-overload]
     finish(program, end)
-    check_gone(program, pids, [])
+    said = check_gone(program, pids, [])
+    assert "asyncio" not in said  # who ends with its program ends quietly
     assert processes.shared_memory_files() <= shared_memory
 
 

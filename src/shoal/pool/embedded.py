@@ -32,9 +32,12 @@ async def serve(pool: str, owner_pidfd: int, listener: socket.socket, agent: Age
         asyncio.ensure_future(head.serve_local(await open_channel(ours))),
         asyncio.ensure_future(agent.run(connect, forever=False)),
     ]
-    owner_ended = asyncio.get_running_loop().create_future()
-    asyncio.get_running_loop().add_reader(owner_pidfd, owner_ended.set_result, None)
-    await asyncio.wait([owner_ended, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    owner_ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(
+        owner_pidfd, owner_ended.set
+    )  # from then on in every turn
+    ended = asyncio.ensure_future(owner_ended.wait())
+    await asyncio.wait([ended, *tasks], return_when=asyncio.FIRST_COMPLETED)
 
 
 def main() -> None:
