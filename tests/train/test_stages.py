@@ -67,6 +67,8 @@ class SaysWhere(nn.Module):
         shoal.train.cut("second half")
         places = torch.arange(4, device=device)
         place = self.place[places].to(device).sum(0) + self.place.to(device=y.device)[0]
+        if y.device != self.w2.device:
+            raise RuntimeError(f"{y.device} is not {self.w2.device}")
         return (y + place) @ self.w2
 
 
@@ -166,8 +168,9 @@ def test_a_device_that_the_model_names_is_the_stages_own() -> None:
 class SaysWhereByName(SaysWhere):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.tanh(x @ self.w1)
+        before = str(y.device)
         shoal.train.cut("second half")
-        return (y + self.place.sum(0).to(str(y.device))) @ self.w2
+        return (y + self.place.sum(0).to(before)) @ self.w2
 
 
 def test_a_gradient_that_comes_twice_is_no_silent_mistake() -> None:

@@ -4,8 +4,8 @@ The model's own `forward` runs as it is. Where a stage begins (at a module's cal
 it goes on on the next device. While it runs, every torch function that gets a tensor of an earlier
 stage gets it on the current device instead, cut from the autograd graph: an *edge*. The backward
 pass of a stage starts from the gradients of the edges that leave it. So skip connections, masks and
-tied weights need no annotation. Where the code names the device of an earlier stage (`.to(x.device)`),
-it means that of the model: the current stage's.
+tied weights need no annotation. Code that asks for a tensor's device, or names one that it has
+asked for earlier (`.to(device)`), means that of the model: the current stage's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from shoal.train.weight_gradients import WeightGradients
 
 _local = threading.local()
 
-#: Functions that only ask about a tensor: its own device is the right answer.
+_DEVICE_OF = torch.Tensor.device.__get__
+#: Functions that only ask about a tensor: it need not be moved.
 _ASKS = {
     torch.Tensor.size,
     torch.Tensor.dim,
@@ -155,7 +156,7 @@ class Run(Tracer):
         self.loss: torch.Tensor | None = None
         self.gradients = gradients
         self._begins = begins
-        self._devices = devices
+        self.devices = devices
         self._weights = weights
         self._on_stage_done = on_stage_done
         self._moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -163,18 +164,18 @@ class Run(Tracer):
 
     @property
     def device(self) -> torch.device:
-        return self._devices[self.stage]
+        return self.devices[self.stage]
 
-    def is_ours(self, device: torch.device) -> bool:
-        """Whether it is that of a stage."""
-        return device in self._devices
+    def seen(self, device: torch.device) -> torch.device:
+        """What the model's code takes for a tensor's device. Hooks of a backward pass want its own."""
+        return self.device if device in self.devices and not self._again else device
 
     def forward(self, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Issues the whole forward pass, stage after stage; the devices run behind."""
         set_current(self.device)
         with self, _Relocate(self):
             loss = compute()
-        if self.stage != len(self._devices) - 1:
+        if self.stage != len(self.devices) - 1:
             missing = [n for n, s in self._begins.items() if s == self.stage + 1]
             raise CannotCut(
                 f"this batch's forward pass ended without reaching {missing[0]!r}, where stage "
@@ -227,7 +228,7 @@ class Run(Tracer):
             moved = self._weights.copy_for(self.stage, tensor, self.device)
         elif tensor.requires_grad and torch.is_grad_enabled() and not self._again:
             moved = tensor.detach().to(self.device).requires_grad_()
-            origin = self._devices.index(tensor.device)
+            origin = self.devices.index(tensor.device)
             self.edges[self.stage].append(Edge(tensor, origin, moved))
         else:  # of no interest to autograd, or part of a graph that begins and ends with this stage
             moved = tensor.to(self.device)
@@ -238,11 +239,11 @@ class Run(Tracer):
         """Values that left `stage`, and their gradients, summed over the stages they went to."""
         sources: dict[int, torch.Tensor] = {}
         grads: dict[int, torch.Tensor] = {}
-        for later in reversed(range(stage + 1, len(self._devices))):
+        for later in reversed(range(stage + 1, len(self.devices))):
             for edge in self.edges[later]:
                 if edge.origin != stage or edge.arrived.grad is None:
                     continue
-                grad = edge.arrived.grad.to(self._devices[stage])
+                grad = edge.arrived.grad.to(self.devices[stage])
                 key = id(edge.source)
                 sources[key] = edge.source
                 grads[key] = grads[key] + grad if key in grads else grad
@@ -259,8 +260,11 @@ class _Relocate(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         run = self._run
-        if func in _ASKS or getattr(func, "__name__", "") == "__get__":
+        if func in _ASKS:
             return func(*args, **kwargs)
+        if getattr(func, "__name__", "") == "__get__":
+            found = func(*args, **kwargs)
+            return run.seen(found) if func == _DEVICE_OF else found
         if func is torch.autograd.backward:
             raise CannotCut(
                 "a model in stages cannot use reentrant checkpointing, which hides from a stage where "
@@ -322,7 +326,7 @@ def _moved(value: Any, run: Run, device: torch.device) -> Any:
     if isinstance(value, torch.Tensor):
         return run.here(value) if _elsewhere(value, device) else value
     if isinstance(value, torch.device):
-        return device if run.is_ours(value) else value
+        return device if value in run.devices else value
     if isinstance(value, (list, tuple)) and any(
         isinstance(v, (torch.Tensor, list, tuple)) for v in value
     ):
