@@ -33,9 +33,8 @@ async def serve(pool: str, owner_pidfd: int, listener: socket.socket, agent: Age
         asyncio.ensure_future(agent.run(connect, forever=False)),
     ]
     owner_ended = asyncio.Event()
-    asyncio.get_running_loop().add_reader(
-        owner_pidfd, owner_ended.set
-    )  # from then on in every turn
+    # Readable from its end on: this is called in every turn then.
+    asyncio.get_running_loop().add_reader(owner_pidfd, owner_ended.set)
     ended = asyncio.ensure_future(owner_ended.wait())
     await asyncio.wait([ended, *tasks], return_when=asyncio.FIRST_COMPLETED)
 

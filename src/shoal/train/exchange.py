@@ -267,7 +267,7 @@ class Exchange:
                 raise TrainError(
                     f"a gradient of shape {tuple(parameter.shape)} on {parameter.device} came twice in "
                     "a step: the sum would not be that of the batch. Does the model move tensors to a "
-                    "device that it names by its number?"
+                    "device that it names by its number? Write x.device instead"
                 )
             missing.discard(place)
             if missing:
