@@ -165,6 +165,40 @@ def test_a_device_that_the_model_names_is_the_stages_own() -> None:
     assert largest_difference(model, reference) < 1e-5
 
 
+class Again(nn.Module):
+    """One block that runs twice, each time checkpointed."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+        self.first, self.block = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for _ in range(2):
+            x = checkpoint(self.block, torch.tanh(x), use_reentrant=self.reentrant)
+        return x
+
+
+def test_a_checkpointed_block_that_runs_twice_in_groups() -> None:
+    """Reentrant checkpointing makes its gradients twice: which of them is the last, nobody is told."""
+    torch.manual_seed(0)
+    model, reference = Again(False), Again(False)
+    reference.load_state_dict(model.state_dict())
+    optimizer = sgd(reference)
+    with shoal.train.worker_groups(2) as groups:
+        with shoal.train.Trainer(model, F.mse_loss, sgd(model), groups) as trainer:
+            trainer.step(batch(0))
+        refused = Again(True)
+        with shoal.train.Trainer(refused, F.mse_loss, sgd(refused), groups) as trainer:
+            with pytest.raises(shoal.train.GroupError, match="use_reentrant=False"):
+                trainer.step(batch(0))
+    x, y = batch(0)
+    F.mse_loss(reference(x), y).backward()
+    optimizer.step()
+    assert largest_difference(model, reference) < 1e-5
+
+
 class SaysWhereByName(SaysWhere):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.tanh(x @ self.w1)

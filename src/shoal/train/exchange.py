@@ -266,8 +266,9 @@ class Exchange:
             if place not in missing:
                 raise TrainError(
                     f"a gradient of shape {tuple(parameter.shape)} on {parameter.device} came twice in "
-                    "a step: the sum would not be that of the batch. Does the model move tensors to a "
-                    "device that it names by its number? Write x.device instead"
+                    "a step: the sum would not be that of the batch. If a block that runs more than "
+                    "once is checkpointed, use use_reentrant=False; if the model moves tensors to a "
+                    "device that it names by its number, write x.device instead"
                 )
             missing.discard(place)
             if missing:
