@@ -2,10 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests that run side by side; 0: one after the other.
+JOBS ?= auto
 CORE_SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') CMakeLists.txt
 CPP_FILES := $(filter %.cpp %.h,$(CORE_SOURCES)) $(wildcard fuzz/*.cpp)
 
-.PHONY: setup build demo test test-all conformance bench fuzz sanitize lint format clean
+.PHONY: setup build demo test test-all test-ci test-ecosystem test-pytorch conformance bench fuzz sanitize \
+  lint format clean
 
 setup: $(VENV)/.built
 build: $(VENV)/.built
@@ -27,10 +30,40 @@ demo: setup
 	$(BIN)/python examples/demo.py
 
 test: setup
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --maxprocesses 4
 
 test-all: setup
 	$(BIN)/python -m pytest
+
+# What CI runs beside `make test`: a minute of fuzzing.
+test-ci: setup
+	$(MAKE) fuzz SECONDS=60
+
+# The libraries that choose a device, in an environment of their own; writes docs/ecosystem.md's table.
+# Shoal comes as a wheel of this environment's build: nothing is compiled twice.
+ECOSYSTEM := .venv-ecosystem
+ECOSYSTEM_LIST := tests/ecosystem/requirements
+$(ECOSYSTEM)/.tools: $(VENV)/.tools $(ECOSYSTEM_LIST).txt $(ECOSYSTEM_LIST)-alone.txt
+	test -x $(ECOSYSTEM)/bin/python || $(PYTHON) -m venv $(ECOSYSTEM)
+	$(ECOSYSTEM)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	grep -vE '^(scikit-build-core|cmake|ninja|ruff|mypy|clang-format|transformers)([>=]|$$)' $(VENV)/requirements.txt \
+	  > $(ECOSYSTEM)/requirements.txt
+	$(ECOSYSTEM)/bin/pip install --quiet --disable-pip-version-check \
+	  -r $(ECOSYSTEM)/requirements.txt -r $(ECOSYSTEM_LIST).txt
+	$(ECOSYSTEM)/bin/pip install --quiet --disable-pip-version-check --no-deps -r $(ECOSYSTEM_LIST)-alone.txt
+	touch $@
+
+test-ecosystem: setup $(ECOSYSTEM)/.tools
+	rm -rf build/wheel
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps -w build/wheel .
+	$(ECOSYSTEM)/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps build/wheel/*.whl
+	SHOAL_ECOSYSTEM_RESULTS=$(abspath build/ecosystem.json) \
+	  $(ECOSYSTEM)/bin/python -m pytest tests/ecosystem
+	$(ECOSYSTEM)/bin/python -m tests.ecosystem.report build/ecosystem.json
+
+# PyTorch's own CPU tests without Shoal and with it installed; says how to get them. Half an hour.
+test-pytorch: setup
+	$(BIN)/python -m tests.ecosystem.pytorch_suite --page docs/ecosystem.md $(ARGS)
 
 # torch's own operator database against local CPU; writes docs/conformance.md.
 conformance: setup

@@ -34,7 +34,8 @@ from bench.models import PROGRAMS, Program, Trainer
 from bench.socket_peer import FarEnd, SocketCopy
 from bench.training import pair_of_trainers
 from bench.transfers import KIB, MIB, size_name
-from shoal.pool import limits, tls
+from shoal.pool.base import limits
+from shoal.pool.wire import tls
 
 DEVICE = "cpu,memory=2GiB,threads=1"
 MEASURED = [p for p in PROGRAMS if p.kind in ("MLP", "GPT")]

@@ -26,18 +26,18 @@ import click
 import numpy as np
 import torch
 
-from shoal.schedule import measure
-from shoal.schedule.bounds import bounds, completion_bound, makespan_bound
-from shoal.schedule.metrics import figures
-from shoal.schedule.model import Kind, Pool, Task
+from shoal.schedule.allocator.policy import Policy, TaskState, View, policies
+from shoal.schedule.allocator.time_shares import SharePolicy, Shares
+from shoal.schedule.formats.tables import read_table, read_trace
+from shoal.schedule.model import measure
+from shoal.schedule.model.entities import Kind, Pool, Task
+from shoal.schedule.model.estimates import Predictor, TaskProfile
+from shoal.schedule.model.throughputs import Throughputs
 from shoal.schedule.policies.shoal import Shoal
-from shoal.schedule.policy import Policy, TaskState, View, policies
-from shoal.schedule.profiles import Predictor, TaskProfile
-from shoal.schedule.shares import SharePolicy, Shares
-from shoal.schedule.simulator import Simulation
-from shoal.schedule.synthetic import generate
-from shoal.schedule.tables import read_table, read_trace
-from shoal.schedule.throughputs import Throughputs
+from shoal.schedule.simulate.bounds import bounds, completion_bound, makespan_bound
+from shoal.schedule.simulate.metrics import figures
+from shoal.schedule.simulate.simulator import Simulation
+from shoal.schedule.simulate.synthetic import generate
 
 RESULTS = Path(__file__).parent / "results"
 GAVEL_POOL = "v100:8,p100:16,k80:24"

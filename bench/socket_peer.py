@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from bench.measure import Burst
-from shoal.pool import tls
+from shoal.pool.wire import tls
 
 _REQUEST = struct.Struct("<cQQ")  # direction, bytes of a buffer, buffers
 

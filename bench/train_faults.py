@@ -31,7 +31,7 @@ from tests.support.standing import StandingPool
 import shoal
 import shoal.train
 from bench.models import Gpt
-from shoal.train.recovery import OnLost
+from shoal.train.step.recovery import OnLost
 
 DEVICE = "cpu,threads=1,memory=256MiB"
 VICTIM = 1

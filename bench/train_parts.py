@@ -33,7 +33,7 @@ from rich.table import Table
 import shoal
 import shoal.train
 from bench.train_peers import adamw, loss_of, made
-from shoal.train.devices import add_from
+from shoal.train.group.devices import add_from
 
 RESULTS = Path(__file__).parent / "results" / "train-parts.json"
 GRADIENTS = 3 * 10**6  # float32: 12 MB

@@ -22,7 +22,7 @@ from rich.table import Table
 import shoal
 import shoal.train
 from bench.train_peers import MODELS, adamw, loss_of, made, shares
-from shoal.train.shares import Divider
+from shoal.train.group.batch_split import Divider
 
 Times = list[tuple[float, ...]]
 LAG = 1  # steps whose times are not known when a batch is divided, beside the last one

@@ -27,9 +27,9 @@
 #include "wire/address.h"
 #include "wire/limits.h"
 #include "wire/message.h"
-#include "worker/arena.h"
-#include "worker/executor.h"
-#include "worker/reader_memory.h"
+#include "worker/execute/executor.h"
+#include "worker/paging/arena.h"
+#include "worker/shared/reader_memory.h"
 
 namespace {
 

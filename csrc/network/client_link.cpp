@@ -14,10 +14,10 @@
 #include <thread>
 #include <utility>
 
+#include "network/in_order.h"
 #include "network/lane.h"
-#include "network/order.h"
-#include "network/reader.h"
-#include "transport/places.h"
+#include "network/socket_reader.h"
+#include "transport/location_table.h"
 #include "transport/ring.h"
 #include "wire/limits.h"
 
@@ -76,6 +76,7 @@ struct ClientLink::State {
   std::condition_variable changed;
   int running = 0;      // threads
   std::string failure;  // why it ended
+  ConnectionLost::Cause cause = ConnectionLost::Cause::kOther;
   // Where the bytes of messages that were sent have to go, in their order.
   struct Expected {
     std::byte* to;
@@ -92,10 +93,13 @@ struct ClientLink::State {
     });
   }
 
-  void fail(const std::string& reason) {
+  void fail(const std::string& reason, ConnectionLost::Cause why = ConnectionLost::Cause::kOther) {
     {
       const std::lock_guard held(mutex);
-      if (failure.empty()) failure = reason;
+      if (failure.empty()) {
+        failure = reason;
+        cause = why;
+      }
       stopped = true;
     }
     up->shutdown();
@@ -119,6 +123,8 @@ struct ClientLink::State {
     prctl(PR_SET_NAME, name.c_str());
     try {
       loop();
+    } catch (const ConnectionLost& lost) {
+      fail(lost.what(), lost.cause());
     } catch (const std::exception& error) {
       fail(error.what());
     }
@@ -379,20 +385,27 @@ std::vector<int> ClientLink::fds() const {
   return fds;
 }
 
-void ClientLink::awaitSent(uint64_t sequence) {
+bool ClientLink::awaitSent(uint64_t sequence, int64_t timeout_ms) {
   State& s = *state_;
   const timespec pause{0, 50000};
-  while (s.sent.load(std::memory_order_acquire) < sequence && !s.stopped)
+  const int64_t end = transport::nowNs() + timeout_ms * 1000000;
+  while (s.sent.load(std::memory_order_acquire) < sequence && !s.stopped) {
+    if (transport::nowNs() > end) return false;
     nanosleep(&pause, nullptr);
-  if (!s.stopped) return;
-  // It may have stopped in the middle of our memory.
-  stop();
+  }
+  if (s.stopped) stop();  // it may have stopped in the middle of our memory
+  return true;
 }
 
 std::string ClientLink::failure() const {
   if (!state_->stopped || state_->abandoned) return "";
   const std::lock_guard held(state_->mutex);
   return state_->failure;
+}
+
+ConnectionLost::Cause ClientLink::failureCause() const {
+  const std::lock_guard held(state_->mutex);
+  return state_->cause;
 }
 
 void ClientLink::stop() noexcept {

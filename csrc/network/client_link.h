@@ -42,11 +42,12 @@ class ClientLink {
   // New descriptors of requests, replies, progress and places, as a worker would send them.
   std::vector<int> fds() const;
 
-  // Waits until message `sequence` has left, so that the memory it names may change. Returns also
-  // when the link is lost.
-  void awaitSent(uint64_t sequence);
+  // Waits at most `timeout_ms` until message `sequence` has left, so that the memory it names may
+  // change. True also when the link is lost.
+  bool awaitSent(uint64_t sequence, int64_t timeout_ms);
   // Why the link does not work any more; empty while it does.
   std::string failure() const;
+  ConnectionLost::Cause failureCause() const;
   // Ends it. When this returns, nothing reads or writes memory of the program any more.
   void stop() noexcept;
   // In a forked child, where there are no threads of ours.

@@ -1,4 +1,4 @@
-#include "network/arrivals.h"
+#include "network/data_connections.h"
 
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -6,11 +6,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
 #include <cstring>
 #include <thread>
 #include <utility>
 
+#include "base/log.h"
 #include "transport/ring.h"
 
 namespace shoal::network {
@@ -111,7 +111,7 @@ struct Arrivals::State {
     try {
       greet(fd);
     } catch (const std::exception& error) {
-      std::fprintf(stderr, "shoal worker: a data connection was refused: %s\n", error.what());
+      transport::logWarning(std::string("a data connection was refused: ") + error.what());
     }
     --greetings;
   }
@@ -140,7 +140,7 @@ void Arrivals::start(TakePeer take_peer, TakeMemory take_memory) {
         try {
           take_memory(passed.number, fd);
         } catch (const std::exception& error) {
-          std::fprintf(stderr, "shoal worker: a reader's memory was refused: %s\n", error.what());
+          transport::logWarning(std::string("a reader's memory was refused: ") + error.what());
         }
         continue;
       }

@@ -70,6 +70,7 @@ LibSsl load() {
   FIND(X509_NAME_get_text_by_NID);
   FIND(X509_verify_cert_error_string);
   FIND(ERR_get_error);
+  FIND(ERR_peek_error);
   FIND(ERR_error_string_n);
   FIND(ERR_clear_error);
 #undef FIND

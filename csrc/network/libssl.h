@@ -55,6 +55,7 @@ struct LibSsl {
   int (*X509_NAME_get_text_by_NID)(void* name, int nid, char* text, int bytes);
   const char* (*X509_verify_cert_error_string)(long code);
   unsigned long (*ERR_get_error)();
+  unsigned long (*ERR_peek_error)();
   void (*ERR_error_string_n)(unsigned long code, char* text, size_t bytes);
   void (*ERR_clear_error)();
 };
@@ -68,6 +69,7 @@ inline constexpr long kModeAutoRetry = 4;
 inline constexpr int kVerifyPeer = 1, kVerifyFailIfNone = 2;
 inline constexpr int kErrorSsl = 1, kErrorWantRead = 2, kErrorWantWrite = 3, kErrorSyscall = 5,
                      kErrorZeroReturn = 6;
+inline constexpr unsigned long kErrorUnexpectedEof = 0x0A000126;  // a whole code, of ERR_get_error
 inline constexpr int kKeyUpdateNotRequested = 0;
 inline constexpr int kBioFlush = 11, kBioBufferSize = 117, kBioNoClose = 0, kBioShouldRetry = 8;
 inline constexpr int kNidCommonName = 13, kNidUnit = 18;

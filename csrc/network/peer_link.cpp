@@ -13,7 +13,7 @@
 #include <cstring>
 #include <utility>
 
-#include "network/reader.h"
+#include "network/socket_reader.h"
 #include "transport/ring.h"
 
 namespace shoal::network {

@@ -19,9 +19,9 @@
 
 #include "memory/shared_memory.h"
 #include "network/frames.h"
-#include "network/reader.h"
+#include "network/socket_reader.h"
 #include "network/tls.h"
-#include "transport/places.h"
+#include "transport/location_table.h"
 #include "transport/progress.h"
 
 namespace shoal::network {

@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "network/libssl.h"
+#include "transport/ending.h"
 #include "transport/ring.h"
 
 namespace shoal::network {
@@ -32,6 +33,12 @@ std::string errorText(const char* what) {
   if (code != 0) s.ERR_error_string_n(code, text, sizeof text);
   s.ERR_clear_error();
   return std::string(what) + (text[0] != 0 ? std::string(": ") + text : "");
+}
+
+[[noreturn]] void failWith(int error) {
+  throw ConnectionLost(std::string("the connection broke: ") + std::strerror(error),
+                       transport::isSilence(error) ? ConnectionLost::Cause::kSilent
+                                                   : ConnectionLost::Cause::kClosed);
 }
 
 void require(bool good, const char* what) {
@@ -181,12 +188,15 @@ void Connection::fail(int result, const char* what) {
     throw ConnectionLost(std::string("the other side's certificate was refused: ") +
                          s.X509_verify_cert_error_string(verified));
   }
-  if (reason == kErrorZeroReturn || (reason == kErrorSyscall && system_error == 0)) {
-    throw ConnectionLost("the other side closed the connection");
+  // A process that is killed does not say goodbye: OpenSSL 3 calls that an error of the protocol.
+  const bool ended = s.ERR_peek_error() == kErrorUnexpectedEof;
+  if (reason == kErrorZeroReturn || (reason == kErrorSyscall && system_error == 0) || ended) {
+    s.ERR_clear_error();
+    throw ConnectionLost("the other side closed the connection", ConnectionLost::Cause::kClosed);
   }
   if (reason == kErrorSyscall) {
     s.ERR_clear_error();
-    throw ConnectionLost(std::string("the connection broke: ") + std::strerror(system_error));
+    failWith(system_error);
   }
   throw ConnectionLost(errorText(what));
 }
@@ -253,7 +263,8 @@ size_t Connection::readSome(void* to, size_t bytes_max) {
     const int64_t left_ms = silence_ms_ == 0 ? -1 : silence_ms_ - (now - start) / 1000000;
     if (silence_ms_ > 0 && left_ms <= 0) {
       throw ConnectionLost("nothing was heard of it over the network for " +
-                           std::to_string(silence_ms_ / 1000) + " s");
+                               std::to_string(silence_ms_ / 1000) + " s",
+                           ConnectionLost::Cause::kSilent);
     }
     poll(&waited, 1, static_cast<int>(left_ms));
   }
@@ -285,7 +296,7 @@ void Connection::flush() {
   errno = 0;
   while (s.BIO_ctrl(out_, kBioFlush, 0, nullptr) <= 0) {
     if (s.BIO_test_flags(out_, kBioShouldRetry) == 0) {
-      throw ConnectionLost(std::string("the connection broke: ") + std::strerror(errno));
+      failWith(errno);
     }
     awaitSocket(/*to_read=*/false, "a write", /*deadline_ns=*/-1);
     errno = 0;

@@ -16,7 +16,13 @@ namespace shoal::network {
 // The other side is gone, or is not who it must be. `what()` says how that was noticed.
 class ConnectionLost : public std::runtime_error {
  public:
-  using std::runtime_error::runtime_error;
+  enum class Cause { kOther, kClosed, kSilent };
+  explicit ConnectionLost(const std::string& text, Cause cause = Cause::kOther)
+      : std::runtime_error(text), cause_(cause) {}
+  Cause cause() const { return cause_; }
+
+ private:
+  Cause cause_;
 };
 
 // PEM texts.

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <cstdio>
 #include <deque>
 #include <functional>
 #include <mutex>
@@ -14,14 +13,16 @@
 #include <utility>
 #include <vector>
 
+#include "base/log.h"
 #include "network/frames.h"
+#include "network/in_order.h"
 #include "network/lane.h"
-#include "network/order.h"
-#include "network/reader.h"
+#include "network/socket_reader.h"
 #include "network/staging.h"
+#include "transport/ending.h"
 #include "transport/ring.h"
+#include "wire/cursor.h"
 #include "wire/limits.h"
-#include "wire/reader.h"
 
 namespace shoal::network {
 namespace {
@@ -74,8 +75,8 @@ class Link {
   void carry(Lane& lane) {
     try {
       lane.run();
-    } catch (const std::exception&) {
-      if (!ended_) _exit(0);  // the client is gone; else the sender has something to say first
+    } catch (const std::exception& error) {
+      if (!ended_) endWithout(error);  // else the sender has something to say first
     }
   }
 
@@ -83,22 +84,30 @@ class Link {
     try {
       receiveLoop();
     } catch (const wire::ProtocolError& error) {
-      std::fprintf(stderr, "shoal worker %s: the session ends: %s\n", options_.name.c_str(),
-                   error.what());
+      transport::logError(std::string("the session ends: ") + error.what());
       goodbye_ = error.what();
       ended_.store(true, std::memory_order_release);  // the sender says it, and ends the process
       transport::ringForAll(*options_.progress);
-    } catch (const std::exception&) {
-      _exit(0);  // the client is gone
+    } catch (const std::exception& error) {
+      endWithout(error);
     }
+  }
+
+  // The client is gone.
+  [[noreturn]] static void endWithout(const std::exception& error) {
+    const auto* lost = dynamic_cast<const ConnectionLost*>(&error);
+    const bool silent = lost != nullptr && lost->cause() == ConnectionLost::Cause::kSilent;
+    transport::endProcess(silent ? transport::Ending::kClientSilent
+                                 : transport::Ending::kClientClosed);
   }
 
   void send() {
     try {
       sendLoop();
-    } catch (const std::exception&) {
+    } catch (const std::exception& error) {
+      if (!ended_) endWithout(error);
     }
-    _exit(ended_ ? 1 : 0);
+    transport::endProcess(transport::Ending::kFailed, goodbye_);
   }
 
   struct CopyOut {

@@ -9,7 +9,6 @@
 
 #include <cstddef>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "memory/shared_memory.h"
@@ -26,7 +25,6 @@ struct WorkerLinkOptions {
   std::byte* replies;
   std::byte* staging;
   transport::Progress* progress;
-  std::string name;  // of the device, for the log
 };
 
 // Starts the threads that serve the connections: for each direction the stream and its lanes. They

@@ -5,22 +5,26 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "client/composites.h"
-#include "client/devices.h"
-#include "client/dispatch.h"
-#include "client/errors.h"
-#include "client/events.h"
-#include "client/generator.h"
-#include "client/hooks.h"
-#include "client/host_memory.h"
-#include "client/kernels.h"
-#include "client/recording.h"
-#include "client/tensor.h"
-#include "network/arrivals.h"
+#include "base/log.h"
+#include "client/call/dispatch.h"
+#include "client/member/devices.h"
+#include "client/member/errors.h"
+#include "client/member/events.h"
+#include "client/member/interrupts.h"
+#include "client/replay/recording.h"
+#include "client/space/host_memory.h"
+#include "client/torch/composites.h"
+#include "client/torch/generator.h"
+#include "client/torch/hooks.h"
+#include "client/torch/kernels.h"
+#include "client/torch/tensor.h"
 #include "network/client_link.h"
-#include "python_line.h"
+#include "network/data_connections.h"
+#include "python/python_line.h"
+#include "python/python_signals.h"
+#include "transport/ending.h"
 #include "wire/limits.h"
-#include "worker/worker.h"
+#include "worker/process/worker.h"
 
 namespace py = pybind11;
 
@@ -41,6 +45,48 @@ struct NamedError : torch::PyTorchError {
   PyObject* python_type() override { return type; }
   PyObject* type;
 };
+
+// What the pool says of a device that was lost; waits a moment for it.
+PyObject* g_explain_loss = nullptr;
+
+struct LostError final : NamedError {
+  explicit LostError(client::LostDevice device)
+      : NamedError(device.text(device.reason), g_errors.device_lost), lost(std::move(device)) {}
+
+  // Torch, and we below, ask for the text where the error becomes Python's: with the GIL, and
+  // without any lock of ours. Whoever asks elsewhere gets what this program saw by itself.
+  const char* what() const noexcept override {
+    if (!explained && g_explain_loss != nullptr && Py_IsInitialized() != 0 &&
+        PyGILState_Check() != 0) {
+      explain();
+    }
+    return explained ? text.c_str() : msg.c_str();
+  }
+
+ private:
+  void explain() const noexcept {
+    try {
+      const py::object why = py::handle(g_explain_loss)(lost.session, lost.member,
+                                                        static_cast<int>(lost.seen), lost.reason);
+      std::string found = lost.text(why.cast<std::string>());
+      if (!explained) text = std::move(found);  // another thread may have had the GIL meanwhile
+      explained = true;
+    } catch (py::error_already_set& error) {
+      // Ctrl-C while it waited: it is heard at the next line.
+      if (error.matches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
+    } catch (const std::exception&) {
+      // The text stays what this program saw by itself.
+    }
+  }
+
+  client::LostDevice lost;
+  mutable std::string text;
+  mutable bool explained = false;
+};
+
+void throwLost(const client::LostDevice& lost) {
+  if (g_errors.device_lost != nullptr) throw LostError(lost);
+}
 
 void throwDeviceLost(const std::string& text, client::Lost lost) {
   PyObject* type = lost == client::Lost::kPeer ? g_errors.peer_lost : g_errors.device_lost;
@@ -69,22 +115,29 @@ void bindClient(py::module_& m) {
                 share_revoked.release().ptr()};
     setInternalDirectories(std::move(internal));
     client::lineHooks() = {&currentPythonLine, &describePythonLine, &throwDeviceLost,
-                           &throwShareError};
+                           &throwShareError, &throwLost};
+    client::signalHooks() = {&interruptsSeen, &checkSignals};
     client::registerHooks();
     // Exceptions that leave our own functions; torch translates those that leave its own.
     py::register_exception_translator([](std::exception_ptr error) {
       try {
         if (error) std::rethrow_exception(error);
-      } catch (NamedError& named) {
-        PyErr_SetString(named.type, named.what());
+      } catch (torch::PyTorchError& known) {
+        PyErr_SetString(known.python_type(), known.what());
       }
     });
+  });
+  m.def("set_loss_explainer", [](py::object explain) { g_explain_loss = explain.release().ptr(); });
+  m.def("tell_lost", [](uint32_t number, size_t member, const std::string& reason) {
+    client::Session* session = Devices::get().byNumber(number);
+    if (session != nullptr && member < session->size()) session->member(member).tellLost(reason);
   });
   m.def("register_kernels", [] {
     static std::once_flag once;
     std::call_once(once, [] {
       client::registerComposites();
       client::registerKernels();
+      client::registerAutocast();
     });
   });
   m.def("set_pool_starter", [](std::function<void()> start) {
@@ -146,11 +199,14 @@ void bindClient(py::module_& m) {
         auto session = std::make_unique<client::Session>(number);
         for (auto& member : members) session->add(std::move(member));
         client::seedNewSession(*session);
+        watchInterrupts();
         Devices::get().attach(std::move(session));
       },
       py::arg("session"), py::arg("members"), py::call_guard<py::gil_scoped_release>());
   m.def("detach", [] { Devices::get().detach(); }, py::call_guard<py::gil_scoped_release>());
   m.def("abandon", [] { return Devices::get().abandon(); });
+  m.def("wanted", [] { return Devices::get().wanted(); });
+  m.def("want", [] { Devices::get().want(); });
   m.def("device_count", [] { return static_cast<int>(Devices::get().count()); });
   m.def("current_device", [] { return static_cast<int>(Devices::current()); });
   m.def("set_device", [](int index) { Devices::setCurrent(static_cast<c10::DeviceIndex>(index)); });
@@ -165,6 +221,8 @@ void bindClient(py::module_& m) {
         Devices::get().sessionWith(device).synchronize(device);
       },
       py::call_guard<py::gil_scoped_release>());
+  m.def("seed_default_generators", &client::seedDefaultGenerators,
+        py::call_guard<py::gil_scoped_release>());
   m.def("default_generator",
         [](int index) { return client::defaultGenerator(static_cast<c10::DeviceIndex>(index)); });
   m.def("set_blocking", &client::setBlocking);
@@ -370,6 +428,10 @@ void bindStatistics(py::module_& m) {
 }
 
 void bindWorker(py::module_& m) {
+  m.attr("EXIT_FAILED") = static_cast<int>(transport::Ending::kFailed);
+  m.attr("EXIT_CLIENT_ENDED") = static_cast<int>(transport::Ending::kClientEnded);
+  m.attr("EXIT_CLIENT_CLOSED") = static_cast<int>(transport::Ending::kClientClosed);
+  m.attr("EXIT_CLIENT_SILENT") = static_cast<int>(transport::Ending::kClientSilent);
   py::class_<network::ArrivalsOptions>(m, "Arrivals", "Who may open data connections to a worker.")
       .def(py::init([](int channel, const std::string& key, const std::string& certificate,
                        const std::string& authority, const py::bytes& secret, std::string client) {
@@ -378,13 +440,20 @@ void bindWorker(py::module_& m) {
            }),
            py::kw_only(), py::arg("channel"), py::arg("key"), py::arg("certificate"),
            py::arg("authority"), py::arg("secret"), py::arg("client"));
+  m.def(
+      "set_up_log",
+      [](std::string component, bool json, bool errors_only) {
+        transport::setUpLog({std::move(component), json, errors_only});
+      },
+      py::kw_only(), py::arg("component"), py::arg("json"), py::arg("errors_only"));
   py::class_<worker::Worker>(m, "Worker", "One session on one device; the process serves it.")
       .def(py::init([](int socket, int client_pidfd, uint32_t session, std::string device,
                        std::string name, uint64_t memory_bytes, int host_fd, uint64_t host_bytes,
                        uint64_t spill_host_bytes, uint64_t spill_disk_bytes,
                        std::string spill_directory, bool least_recent, double speed, int threads,
-                       std::optional<network::ArrivalsOptions> arrivals) {
+                       std::optional<network::ArrivalsOptions> arrivals, int last_words_fd) {
              worker::WorkerOptions options;
+             options.last_words_fd = last_words_fd;
              options.socket = socket;
              options.client_pidfd = client_pidfd;
              options.session = session;
@@ -406,7 +475,7 @@ void bindWorker(py::module_& m) {
            py::arg("device"), py::arg("name"), py::arg("memory_bytes"), py::arg("host_fd"),
            py::arg("host_bytes"), py::arg("spill_host_bytes"), py::arg("spill_disk_bytes"),
            py::arg("spill_directory"), py::arg("least_recent"), py::arg("speed"),
-           py::arg("threads"), py::arg("arrivals") = std::nullopt)
+           py::arg("threads"), py::arg("arrivals") = std::nullopt, py::arg("last_words_fd") = -1)
       .def("fds",
            [](const worker::Worker& w) {
              const auto r = w.regions();
@@ -449,7 +518,6 @@ PYBIND11_MODULE(_core, m) {
   m.attr("LANES_MAX") = shoal::network::kLanesMax;
   m.attr("PROTOCOL_VERSION") = shoal::wire::kProtocolVersion;
   m.attr("SESSIONS_MAX") = shoal::wire::kSessionsMax;
-  m.attr("DEVICES_MAX") = static_cast<int>(shoal::client::kDevicesMax);
   shoal::bindClient(m);
   shoal::bindSharing(m);
   shoal::bindRecording(m);

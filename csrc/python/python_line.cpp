@@ -11,7 +11,7 @@
 #include <mutex>
 #include <vector>
 
-#include "python_line.h"
+#include "python/python_line.h"
 
 namespace shoal {
 

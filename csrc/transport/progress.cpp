@@ -1,6 +1,6 @@
 #include "transport/progress.h"
 
-#include "transport/futex.h"
+#include "base/futex.h"
 #include "transport/ring.h"
 
 namespace shoal::transport {

@@ -3,11 +3,12 @@
 #include <sched.h>
 #include <time.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <utility>
 
-#include "transport/futex.h"
+#include "base/futex.h"
 #include "wire/message.h"
 
 namespace shoal::transport {
@@ -46,7 +47,9 @@ uint64_t* RingProducer::reserve(size_t bytes) {
   const size_t at = tail_ % capacity_;
   const size_t to_end = capacity_ - at;
   if (bytes <= to_end) {
-    if (tail_ + bytes > seen_head_ + capacity_) waitForRoom(tail_ + bytes);
+    if (tail_ + bytes > seen_head_.load(std::memory_order_relaxed) + capacity_) {
+      waitForRoom(tail_ + bytes);
+    }
     return reinterpret_cast<uint64_t*>(data_ + at);
   }
   // Messages never wrap: the rest of the ring becomes padding.
@@ -72,8 +75,9 @@ void RingProducer::commit(size_t bytes) {
 void RingProducer::waitForRoom(uint64_t needed_tail) {
   int64_t spin_until = 0;
   while (true) {
-    seen_head_ = control_->head.load(std::memory_order_acquire);
-    if (needed_tail <= seen_head_ + capacity_) return;
+    const uint64_t seen = control_->head.load(std::memory_order_acquire);
+    seen_head_.store(seen, std::memory_order_relaxed);
+    if (needed_tail <= seen + capacity_) return;
     const int64_t now = nowNs();
     if (spin_until == 0) spin_until = now + 50000;
     if (now < spin_until) {
@@ -90,15 +94,20 @@ void RingProducer::waitForRoom(uint64_t needed_tail) {
   }
 }
 
-void RingProducer::awaitRoom() {
-  while (true) {
-    const uint64_t tail = control_->tail.load(std::memory_order_relaxed);
-    const uint64_t head = control_->head.load(std::memory_order_relaxed);
-    if (tail - head < capacity_ / 4 * 3) return;
-    const timespec pause{0, 50000};
+bool RingProducer::awaitRoom(int64_t timeout_ms) {
+  constexpr int64_t kPauseNsMax = 1000000;
+  const int64_t end = nowNs() + timeout_ms * 1000000;
+  seen_head_.store(control_->head.load(std::memory_order_acquire), std::memory_order_relaxed);
+  if (hasRoom()) return true;
+  for (timespec pause{0, 50000}; nowNs() < end;
+       pause.tv_nsec = std::min(2 * pause.tv_nsec, kPauseNsMax)) {
     nanosleep(&pause, nullptr);
-    liveness_();
+    const uint64_t head = control_->head.load(std::memory_order_acquire);
+    seen_head_.store(head, std::memory_order_relaxed);
+    if (control_->tail.load(std::memory_order_relaxed) - head <= capacity_ / 2) return true;
   }
+  liveness_();
+  return hasRoom();
 }
 
 RingConsumer::RingConsumer(std::byte* region, size_t capacity, size_t message_bytes_max,

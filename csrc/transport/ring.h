@@ -43,8 +43,15 @@ class RingProducer {
   uint64_t* reserve(size_t bytes);
   // Publishes `bytes` of what was reserved.
   void commit(size_t bytes);
-  // Waits while the ring is mostly full. Any thread may call this beside the producing one.
-  void awaitRoom();
+  // Whether the ring is not mostly full, as far as this side has seen. Any thread may ask this, and
+  // awaitRoom(), beside the producing one.
+  bool hasRoom() const {
+    const uint64_t tail = control_->tail.load(std::memory_order_relaxed);
+    return tail - seen_head_.load(std::memory_order_relaxed) < capacity_ / 4 * 3;
+  }
+  // Waits at most `timeout_ms` while the ring is mostly full, until half of it is free. Returns
+  // whether there is room.
+  bool awaitRoom(int64_t timeout_ms);
 
  private:
   void waitForRoom(uint64_t needed_tail);
@@ -53,7 +60,7 @@ class RingProducer {
   std::byte* data_;
   size_t capacity_;
   uint64_t tail_ = 0;
-  uint64_t seen_head_ = 0;
+  std::atomic<uint64_t> seen_head_{0};  // written by who holds the ring, or waits for room in it
   Liveness liveness_;
 };
 

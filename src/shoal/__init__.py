@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import (
@@ -22,9 +23,9 @@ from shoal.errors import (
 
 if TYPE_CHECKING:
     from shoal import memory
-    from shoal.device.session import Lease, connect, device_info
-    from shoal.memory.sharing import Handle, acquire, open, release, share, shares, unshare
-    from shoal.pool.local import Pool, up
+    from shoal.device.leases import Lease, connect, device_info
+    from shoal.device.sharing import Handle, acquire, open, release, share, shares, unshare
+    from shoal.pool.local.local_pool import Pool, up
 
 __version__ = "0.1.0"
 
@@ -57,18 +58,18 @@ __all__ = [
 _MODULES = ("memory",)
 #: Public names that need torch: imported when first used, so that `import shoal` stays quick.
 _LAZY = {
-    "Lease": "shoal.device.session",
-    "connect": "shoal.device.session",
-    "device_info": "shoal.device.session",
-    "Handle": "shoal.memory.sharing",
-    "acquire": "shoal.memory.sharing",
-    "open": "shoal.memory.sharing",
-    "release": "shoal.memory.sharing",
-    "share": "shoal.memory.sharing",
-    "shares": "shoal.memory.sharing",
-    "unshare": "shoal.memory.sharing",
-    "Pool": "shoal.pool.local",
-    "up": "shoal.pool.local",
+    "Lease": "shoal.device.leases",
+    "connect": "shoal.device.leases",
+    "device_info": "shoal.device.leases",
+    "Handle": "shoal.device.sharing",
+    "acquire": "shoal.device.sharing",
+    "open": "shoal.device.sharing",
+    "release": "shoal.device.sharing",
+    "share": "shoal.device.sharing",
+    "shares": "shoal.device.sharing",
+    "unshare": "shoal.device.sharing",
+    "Pool": "shoal.pool.local.local_pool",
+    "up": "shoal.pool.local.local_pool",
 }
 
 
@@ -83,3 +84,11 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     return getattr(importlib.import_module(module), name)
+
+
+if "torch" in sys.modules:
+    # A program that imports Shoal after torch has asked for the device's name. Where torch comes
+    # later, its entry point sees that Shoal was imported.
+    from shoal.device import registration
+
+    registration.register()

@@ -58,3 +58,18 @@ class DeviceSpecError(ShoalError, ValueError):
 
 class PoolStartError(PoolError):
     """A pool, or one of its device servers, did not start."""
+
+
+def describe(error: BaseException) -> str:
+    """One line for an error of any kind: what it says, or its name where that says little.
+
+    >>> describe(PermissionError(13, "Permission denied", "/usr/x"))
+    '/usr/x: Permission denied'
+    """
+    if isinstance(error, OSError) and error.strerror:
+        named = f"{error.filename}: " if error.filename else ""
+        return named + error.strerror
+    if isinstance(error, ShoalError):
+        return str(error)
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -221,9 +221,9 @@ def test_out_of_memory_names_the_sizes(small: str) -> None:
     with pytest.raises(torch.OutOfMemoryError) as raised:
         torch.empty(100 * MiB, dtype=torch.uint8, device=small)
     text = str(raised.value)
-    assert "small" in text
-    for size in (100 * MiB, 64 * MiB, kept.nbytes):
-        assert str(size) in text
+    assert "shoal:0 (small) is out of memory. Tried to allocate 100 MiB" in text
+    assert "8 MiB of 64 MiB are in use" in text
+    assert "shoal.connect(" in text
     assert kept.sum().item() == 2 * MiB
 
 
@@ -243,6 +243,6 @@ def test_an_operator_whose_result_does_not_fit(small: str) -> None:
 
 def test_an_operator_whose_temporaries_do_not_fit(small: str) -> None:
     x = torch.ones(11 * MiB, dtype=torch.float32, device=small)  # 44 MiB
-    with pytest.raises(torch.OutOfMemoryError, match="bytes"):
+    with pytest.raises(torch.OutOfMemoryError, match=r"out of memory\. Tried to allocate 44 MiB"):
         torch.sort(x)[0].sum().item()
     assert x[0].item() == 1

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.pool import tls
+from shoal.pool.wire import tls
 from tests.support.data_client import DataClient
 from tests.support.standing import StandingPool
 

@@ -19,7 +19,7 @@ PROGRAM = """
     import json, os, signal, sys, threading, time
     import torch
     from torch.utils.data import DataLoader, TensorDataset
-    from shoal.device import session
+    from shoal.device import leases
 
     end, with_loader = sys.argv[1], sys.argv[2] == "loader"
     x = torch.ones(2**20, device="shoal")
@@ -30,7 +30,7 @@ PROGRAM = """
         loader = DataLoader(data, 4, num_workers=2, pin_memory=True, persistent_workers=True)
         batches = iter(loader)
         (x[:1000] + next(batches)[0].to("shoal", non_blocking=True)).sum().item()
-    lease = session.current()
+    lease = leases.current()
     print(json.dumps({"url": lease.url, "workers": lease.worker_pids}), flush=True)
     input()
     for _ in range(1000):

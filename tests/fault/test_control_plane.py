@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import shoal
-from shoal.pool import messages, tls
+from shoal.pool.wire import messages, tls
 from tests.support import processes, programs
 from tests.support.standing import StandingPool
 from tests.support.waiting import wait_until
@@ -92,7 +92,7 @@ def test_an_agent_that_dies_takes_its_sessions_and_comes_back(mortal: StandingPo
         wait_until(lambda: not any(map(processes.alive, pids)), 2, "its processes are gone")
         mortal.until_whole(2, BACK_S)
         wait_until(lambda: lease.end_reason is not None, 5, "the reason is told")
-        assert "started anew" in str(lease.end_reason)
+        assert "the agent of node" in str(lease.end_reason)
     with shoal.connect(mortal.url):
         assert works()
 
@@ -135,7 +135,7 @@ def test_a_frozen_agent_is_noticed_within_five_seconds(mortal: StandingPool) -> 
 
 CLIENT = """
     import sys, time, torch, shoal
-    from shoal.device import session
+    from shoal.device import leases
     log = open(sys.argv[1], "w", buffering=1)
     def note(word):
         log.write(f"{time.monotonic()} {word}\\n")
@@ -159,8 +159,8 @@ CLIENT = """
             note(f"unnamed {type(error).__name__} {error}")
             raise
         finally:
-            if session.current() is not None:
-                session.current().close()
+            if leases.current() is not None:
+                leases.current().close()
 """
 
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shoal
-from shoal.pool import tls
+from shoal.pool.wire import tls
 from tests.support import processes
 from tests.support.data_client import ANSWER, KIND, DataClient, message, until_end
 from tests.support.standing import StandingPool

@@ -20,7 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shoal
-from shoal.pool import client, data_messages, frames, limits, messages, tls
+from shoal.pool.base import limits
+from shoal.pool.client import head_connection
+from shoal.pool.wire import data_messages, frames, messages, tls
 from tests.support import processes
 from tests.support.data_client import DataClient, message, until_end
 from tests.support.standing import StandingPool
@@ -50,7 +52,9 @@ def pool(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
 def attach(raw: DataClient, identity: tls.Identity | None = None, **changes: Any) -> Any:
     """What the door answers to one who wants a reader, and the connection."""
     at = raw.attached
-    connection = client.open_tls(at.host, at.port, identity or raw.identity, at.server_name, 10)
+    connection = head_connection.open_tls(
+        at.host, at.port, identity or raw.identity, at.server_name, 10
+    )
     connection.settimeout(30)
     request = messages.AttachReader(
         messages.our_versions(), raw.lease.lease, raw.lease.epoch, at.welcome.data_id,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import re
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 import shoal
-from tests.support import processes
+from tests.support import processes, programs
 from tests.support.raw_client import (
     MASK,
     RING_BYTES,
@@ -444,3 +446,31 @@ def test_random_bytes_in_the_ring(raw: RawClient) -> None:
     raw.requests.map[256 : 256 + RING_BYTES] = dice.randbytes(RING_BYTES)
     raw.requests.put(0, RING_BYTES // 2)
     wait_until(raw.ended, 10, "the worker gave up the stream")
+
+
+BREAKS_ITS_STREAM = """
+import shoal
+from tests.support.raw_client import Ended, Kind, RawClient, header
+with shoal.up(["cpu,memory=64MiB,threads=1"]) as pool, RawClient(pool.url) as raw:
+    try:
+        raw.send([header(Kind.SYNC, 0xFFFFFF)])
+        raw.receive()
+    except Ended:
+        print("ended")
+"""
+
+
+@pytest.mark.parametrize("kind", ["text", "json"])
+def test_a_worker_logs_why_it_ends_a_session(kind: str) -> None:
+    """In the format of all other log lines, although no Python runs in that thread."""
+    done = programs.run(BREAKS_ITS_STREAM, SHOAL_LOG=kind)
+    assert done.out == "ended\n", done.err
+    found = [line for line in done.err.splitlines() if "worker[cpu" in line and " ends: " in line]
+    assert len(found) == 1, done.err
+    if kind == "json":
+        fields = json.loads(found[0])
+        assert fields["level"] == "ERROR"
+        assert fields["time"].endswith("Z")
+        assert fields["text"].startswith("session ")
+    else:
+        assert re.fullmatch(r"[-\dT:.]+Z ERROR worker\[cpu[^]]*\]: session \d+ ends: .+", found[0])

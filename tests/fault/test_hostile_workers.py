@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import shoal
 from shoal import _core
-from shoal.pool import tls
-from shoal.pool.identity import Authority
+from shoal.pool.access.identity import Authority
+from shoal.pool.wire import tls
 from tests.support import processes
 from tests.support.data_client import ANSWER, KIND, message
 from tests.support.waiting import wait_until

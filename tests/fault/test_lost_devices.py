@@ -180,11 +180,11 @@ def test_an_embedded_pool_is_started_anew() -> None:
     out = programs.succeed(
         """
         import os, signal, torch, shoal
-        from shoal.device import session
+        from shoal.device import leases
         from tests.support import processes
         x = torch.ones(3, device="shoal")
         x.sum().item()
-        os.kill(processes.head_pid(session.current().url), signal.SIGKILL)
+        os.kill(processes.head_pid(leases.current().url), signal.SIGKILL)
         try:
             while True:
                 x.sum().item()

@@ -15,9 +15,11 @@ import pytest
 import torch
 
 import shoal
-from shoal.pool import frames, local, messages, node_messages, share_messages, share_server
-from shoal.pool.home import socket_name
-from shoal.pool.local import URL_PREFIX
+from shoal.pool.base.paths import socket_name
+from shoal.pool.local import local_pool
+from shoal.pool.local.local_pool import URL_PREFIX
+from shoal.pool.node import share_server
+from shoal.pool.wire import frames, messages, node_messages, share_messages
 from tests.support import processes
 from tests.support.partner import Partner, PartnerError
 from tests.support.raw_client import Ended, Error, Kind, RawClient, message
@@ -171,7 +173,7 @@ def test_a_handle_is_useless_to_another_client(tmp_path: Path) -> None:
 
 
 def grant(pool: shoal.Pool) -> tuple[object, str]:
-    head, lease = local.ask(pool.url, messages.AskLease(1, 16 * MiB, []))
+    head, lease = local_pool.ask(pool.url, messages.AskLease(1, 16 * MiB, []))
     assert isinstance(lease, messages.Lease)
     return head, lease.devices[0].token
 

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import shoal
-from shoal.pool import frames, local, messages, node_messages
-from shoal.pool.home import socket_name
-from shoal.pool.local import URL_PREFIX
+from shoal.pool.base.paths import socket_name
+from shoal.pool.local import local_pool
+from shoal.pool.local.local_pool import URL_PREFIX
+from shoal.pool.wire import frames, messages, node_messages
 from tests.support import processes
 from tests.support.raw_client import RawClient
 from tests.support.waiting import wait_until
@@ -123,7 +124,7 @@ def test_a_client_that_does_not_read_is_not_waited_for(pool: shoal.Pool) -> None
 
 def test_tokens_are_good_for_one_session(pool: shoal.Pool) -> None:
     request = messages.AskLease(1, 32 << 20, [])
-    head, lease = local.ask(pool.url, request)
+    head, lease = local_pool.ask(pool.url, request)
     assert isinstance(lease, messages.Lease)
     token = lease.devices[0].token
     with head:
@@ -178,7 +179,7 @@ def test_versions_that_differ_are_refused_with_both(pool: shoal.Pool) -> None:
 
 @pytest.mark.parametrize("host_bytes", [0, 1, 4096, 2**40, 2**63 - 1])
 def test_host_regions_that_are_not_what_they_seem(pool: shoal.Pool, host_bytes: int) -> None:
-    head, lease = local.ask(pool.url, messages.AskLease(1, 32 << 20, []))
+    head, lease = local_pool.ask(pool.url, messages.AskLease(1, 32 << 20, []))
     assert isinstance(lease, messages.Lease)
     unsealed = os.memfd_create("x")  # it could shrink under the worker
     os.ftruncate(unsealed, 4096)

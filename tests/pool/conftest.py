@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import shoal
-from shoal.device import session
+from shoal.device import leases
 
 MiB = 2**20
 
@@ -27,6 +27,6 @@ def unequal_pool() -> Iterator[shoal.Pool]:
 def pool(unequal_pool: shoal.Pool) -> Iterator[shoal.Pool]:
     """The shared pool; this program's lease on it ends with the test."""
     yield unequal_pool
-    lease = session.current()
+    lease = leases.current()
     if lease is not None:
         lease.close()

@@ -16,7 +16,7 @@ import torch
 
 import shoal
 from shoal import _core
-from shoal.pool import messages, tls
+from shoal.pool.wire import messages, tls
 from tests.support import processes, programs
 from tests.support.standing import StandingPool
 from tests.support.waiting import wait_until
@@ -251,14 +251,14 @@ def test_worker_groups_train_on_devices_elsewhere(
 def test_a_lease_of_one_device_here_and_one_elsewhere(
     pool: StandingPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shoal.device import session
+    from shoal.device import leases
 
-    reach = session._reach
+    reach = leases._reach
 
     def only_left(device: messages.GrantedDevice) -> object:
         return reach(device) if device.info.name == "left" else None
 
-    monkeypatch.setattr(session, "_reach", only_left)
+    monkeypatch.setattr(leases, "_reach", only_left)
     with shoal.connect(pool.network_url, devices=2, memory="200MiB") as lease:
         assert {d.info.name for d in lease.granted} == {"left", "right"}
         x = torch.randn(MiB)

@@ -18,12 +18,13 @@ from tests.support.waiting import wait_until
 
 HOLDER = """
     import sys
-    from shoal.pool import client, messages
-    connection, lease = client.ask(client.default_url(), messages.AskLease(1, 1 << 20, [], kind="far"))
+    from shoal.pool.client.head_connection import ask, default_url
+    from shoal.pool.wire import messages
+    connection, lease = ask(default_url(), messages.AskLease(1, 1 << 20, [], kind="far"))
     print(lease.devices[0].info.name, lease.devices[0].network.host, flush=True)
     sys.stdin.readline()
     message = connection.receive(5)
-    print(message.parts == [lease.devices[0].part], message.reason, flush=True)
+    print(message.parts == [lease.devices[0].part], message.end.text, flush=True)
 """
 
 
@@ -156,7 +157,8 @@ LOSER = """
             x.add_(1).sum().item()
     except shoal.DeviceLostError as lost:
         print(time.monotonic() - cut < 5.5, flush=True)
-        print(str(lost).splitlines()[0], flush=True)
+        print(lease.number, f"was lost: {lease.end_reason}. Call" in str(lost), flush=True)
+        print(lease.end_reason, flush=True)
     sys.stdin.readline()
     mended = time.monotonic()
     while True:  # the kernel takes a moment to find its neighbours again
@@ -189,8 +191,22 @@ def test_a_cut_cable_is_a_lost_device_and_never_two_owners(
         loser.stdin.write("go\n")
         loser.stdin.flush()
         assert loser.stdout.readline() == "True\n"
-        assert "nothing was heard of it over the network for 4 s" in loser.stdout.readline()
+        lease, same = loser.stdout.readline().split()
+        assert same == "True"
+        reason = loser.stdout.readline().strip()
+        assert reason == "the network between client and device went silent"
         wait_until(lambda: not processes.alive(worker), 10, "the worker has noticed too")
+
+        def ended() -> list[str]:
+            log = json.loads(cluster.head.shoal("audit", "--json"))
+            return [
+                e["detail"]
+                for e in log
+                if e["action"] == "end" and e["detail"].startswith(f"lease {lease}:")
+            ]
+
+        wait_until(lambda: bool(ended()), 10, "the audit log has the end")
+        assert ended()[0].endswith(reason)
         wait_until(lambda: time.monotonic() > end, cut_s + 1, "the cable was cut for long enough")
         sessions = json.loads(cluster.head.shoal("status", "--json"))["sessions"]
         assert len(sessions) <= 1  # the lost lease, if its time to come back is not over

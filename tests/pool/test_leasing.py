@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import shoal
-from shoal.pool import messages
-from shoal.pool.local import describe
+from shoal.pool.local.local_pool import describe
+from shoal.pool.wire import messages
 from tests.support import processes, programs
 from tests.support.waiting import wait_until
 
@@ -56,19 +56,6 @@ def test_two_pools_at_once(pool: shoal.Pool) -> None:
         with shoal.connect(pool.url) as lease:
             assert torch.ones(2, device="shoal").sum().item() == 2
             assert [d.info.name for d in lease.granted] == ["left"]
-
-
-def test_a_device_that_does_not_exist_is_told_and_not_waited_for() -> None:
-    with shoal.up(["cuda:77"]) as pool:
-        with pytest.raises(shoal.LeaseError, match="cuda:77 is not running"):
-            shoal.connect(pool.url)
-
-
-def test_a_broken_device_does_not_hide_the_others() -> None:
-    with shoal.up(["cuda:77", "cpu,memory=64MiB,name=good"]) as pool:
-        with shoal.connect(pool.url) as lease:
-            assert [d.info.name for d in lease.granted] == ["good"]
-            assert torch.ones(2, device="shoal").sum().item() == 2
 
 
 @pytest.mark.parametrize("declared", [["cpu,memory=lots"], ["nonsense!"]])
@@ -228,7 +215,7 @@ def test_a_quota_holds_beside_another_client(pool: shoal.Pool) -> None:
         with shoal.connect(pool.url, memory="32MiB") as lease:
             assert lease.granted[0].info.name == "right"  # the one with fewer sessions
             torch.ones(4 * MiB, device="shoal").sum().item()
-            with pytest.raises(torch.OutOfMemoryError, match=str(32 * MiB)):
+            with pytest.raises(torch.OutOfMemoryError, match="of 32 MiB are in use"):
                 torch.ones(9 * MiB, device="shoal")
     finally:
         greedy.communicate("", timeout=60)

@@ -20,7 +20,10 @@ import torch
 
 import shoal
 from shoal.errors import PoolError, ProtocolError
-from shoal.pool import client, codes, frames, joining, limits, messages, node_messages, tls
+from shoal.pool.access import codes
+from shoal.pool.base import limits
+from shoal.pool.client import head_connection, joining
+from shoal.pool.wire import frames, messages, node_messages, tls
 from tests.support import processes, programs
 from tests.support.standing import StandingPool, free_port
 from tests.support.waiting import wait_until
@@ -136,7 +139,7 @@ def test_many_wrong_codes_do_not_harm(open_pool: StandingPool, ana: tls.Identity
     evil = "127.0.0.66"
     for _ in range(limits.WRONG_CODES_PER_ADDRESS + 20):
         guess(open_pool, evil, parsed.code_id, secrets.token_hex(8))
-        with client.Connection(ana.url) as connection:
+        with head_connection.Connection(ana.url) as connection:
             assert isinstance(connection.ask(messages.Look()), messages.PoolStatus)
     assert "wait a minute" in guess(open_pool, evil, parsed.code_id, parsed.secret)
     good = codes.write(parsed.code_id, parsed.secret, parsed.pin)  # others are not put off
@@ -170,7 +173,7 @@ def test_a_hundred_thousand_wrong_codes(open_pool: StandingPool, ana: tls.Identi
         done = [pool.submit(flood, i) for i in range(4)]
         while not all(d.done() for d in done):
             asked = time.monotonic()
-            with client.Connection(ana.url) as connection:
+            with head_connection.Connection(ana.url) as connection:
                 assert isinstance(connection.ask(messages.Look()), messages.PoolStatus)
             served_s.append(time.monotonic() - asked)
             time.sleep(1)
@@ -261,7 +264,7 @@ def test_no_port_speaks_without_tls_or_with_old_tls(open_pool: StandingPool) -> 
 def test_a_certificate_of_another_pool_is_worth_nothing(
     open_pool: StandingPool, tmp_path: Path
 ) -> None:
-    from shoal.pool.identity import Authority
+    from shoal.pool.access.identity import Authority
 
     foreign = Authority.open(tmp_path, "foreign").own_identity(tmp_path, "client", "ana", 0.0)
     context = tls.client_context(foreign)
@@ -278,7 +281,7 @@ def test_a_head_that_is_another_is_not_spoken_to(
     open_pool: StandingPool, ana: tls.Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Same address, other keys: what a client trusts is the authority that it joined."""
-    from shoal.pool.identity import Authority
+    from shoal.pool.access.identity import Authority
 
     text = ana.path.read_text().replace(ana.authority, Authority.open(tmp_path, "other").pem)
     changed = tmp_path / "changed.pem"
@@ -301,7 +304,7 @@ def test_slow_and_silent_strangers_are_dropped(open_pool: StandingPool, ana: tls
     no_request = stranger(open_pool.port)
     dripping = stranger(open_pool.port)
     dripping.sendall(struct.pack("<I", 100)[:2])
-    with client.Connection(ana.url) as connection:  # nobody else waits for them
+    with head_connection.Connection(ana.url) as connection:  # nobody else waits for them
         assert isinstance(connection.ask(messages.Look()), messages.PoolStatus)
     for each in (*no_handshake, no_request, dripping):
         with each:
@@ -364,7 +367,7 @@ def test_a_client_may_not_govern(open_pool: StandingPool, ana: tls.Identity) -> 
         node_messages.NodeHello(ana.name, "m", "0", 0.0, False, [], [], []),
         node_messages.Grant("token", 1, MiB),
     ):
-        with client.Connection(ana.url) as connection:
+        with head_connection.Connection(ana.url) as connection:
             with pytest.raises(shoal.LeaseError, match="does not say"):
                 connection.ask(request)
 
@@ -389,13 +392,16 @@ def test_one_tenants_lease_is_useless_to_another(
     open_pool: StandingPool, ana: tls.Identity
 ) -> None:
     bob = open_pool.join(f"bob-{secrets.token_hex(3)}")
-    connection, lease = client.ask(ana.url, messages.AskLease(1, MiB, []))
+    connection, lease = head_connection.ask(ana.url, messages.AskLease(1, MiB, []))
     assert isinstance(lease, messages.Lease)
     device = lease.devices[0]
     assert device.network is not None
     with connection:
         os.environ["SHOAL_IDENTITY"] = str(bob.path)
-        with client.Connection(ana.url) as his, pytest.raises(shoal.LeaseError, match="has ended"):
+        with (
+            head_connection.Connection(ana.url) as his,
+            pytest.raises(shoal.LeaseError, match="has ended"),
+        ):
             his.ask(messages.Resume(lease.lease, lease.epoch, lease.secret))
         attach = messages.Attach(messages.our_versions(), device.token, lease.lease, lease.epoch)
         assert "not known" in at_the_door(device.network, bob, attach)
@@ -418,7 +424,9 @@ def test_one_tenants_lease_is_useless_to_another(
 def at_the_door(
     endpoint: messages.NetworkEndpoint, identity: tls.Identity, attach: messages.Attach
 ) -> str:
-    with client.open_tls("127.0.0.1", endpoint.port, identity, endpoint.server_name, 20) as door:
+    with head_connection.open_tls(
+        "127.0.0.1", endpoint.port, identity, endpoint.server_name, 20
+    ) as door:
         door.settimeout(20)
         frames.send(door, attach)
         answer, _ = frames.receive(door)
@@ -430,9 +438,9 @@ def at_the_door(
 
 def test_a_device_server_proves_whose_it_is(open_pool: StandingPool, ana: tls.Identity) -> None:
     with pytest.raises(ssl.SSLCertVerificationError):
-        client.open_tls("127.0.0.1", device_port(open_pool), ana, "other.node.shoal", 20)
+        head_connection.open_tls("127.0.0.1", device_port(open_pool), ana, "other.node.shoal", 20)
     with pytest.raises(ssl.SSLCertVerificationError):  # a node is no head
-        client.open_tls("127.0.0.1", device_port(open_pool), ana, "head.shoal", 20)
+        head_connection.open_tls("127.0.0.1", device_port(open_pool), ana, "head.shoal", 20)
 
 
 def test_a_revoked_client_is_out_within_two_seconds(

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import shoal
-from shoal.pool import client, messages
+from shoal.pool.client import head_connection
+from shoal.pool.wire import messages
 from tests.support import processes
 from tests.support.standing import StandingPool
 from tests.support.waiting import wait_until
@@ -50,7 +51,7 @@ def _probes(pool: StandingPool) -> list[int]:
     return [
         p
         for p in processes.children(pool.agent_pid)
-        if "shoal.device.probe" in processes.command(p) and processes.alive(p)
+        if "shoal.pool.node.probe" in processes.command(p) and processes.alive(p)
     ]
 
 
@@ -113,12 +114,12 @@ def test_a_pool_that_starts_again_remembers(standing: StandingPool) -> None:
 
 def test_only_the_owner_of_a_standing_pool_can_ask_for_it() -> None:
     with shoal.up(devices=["cpu,memory=64MiB,threads=1"]) as pool:
-        with client.Connection(pool.url) as connection:
+        with head_connection.Connection(pool.url) as connection:
             answer = connection.ask(messages.AskProfiles())
             assert isinstance(answer, messages.Profiles)
             assert answer.devices == []
         with (
-            client.Connection(pool.url) as connection,
+            head_connection.Connection(pool.url) as connection,
             pytest.raises(shoal.LeaseError, match="shoal up"),
         ):
             connection.ask(messages.Measure())

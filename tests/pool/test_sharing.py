@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import shoal
-from shoal.device import session
+from shoal.device import leases
 from tests.support import processes, programs
 from tests.support.partner import Partner, PartnerError
 from tests.support.waiting import wait_until
@@ -56,7 +56,7 @@ def lease(pool: shoal.Pool, partner: Partner) -> Iterator[shoal.Lease]:
 
 
 def session_parts(made: shoal.Lease) -> list[torch.Tensor]:
-    from shoal.memory import sharing
+    from shoal.device import sharing
 
     return [p.owned for p in sharing._parts.get(made, []) if p.owned is not None]
 
@@ -425,4 +425,4 @@ def test_everything_ends_with_the_programs(pool: shoal.Pool) -> None:
 
     wait_until(revoked, 2, "the dead program's memory is taken back")
     wait_until(lambda: not any(s.readers for s in shoal.shares()), 5, "no dead reader is listed")
-    assert session.current() is not None
+    assert leases.current() is not None

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import shoal
-from shoal.pool import client, messages
+from shoal.pool.client import head_connection
+from shoal.pool.wire import messages
 from tests.support import processes, programs
 from tests.support.standing import StandingPool, shoal_command
 from tests.support.waiting import wait_until
@@ -225,10 +226,13 @@ def test_a_lost_worker_is_told_with_the_reason(standing: StandingPool) -> None:
 
 
 def test_someone_elses_lease_cannot_be_resumed(standing: StandingPool) -> None:
-    with shoal.connect(standing.url, memory=MiB) as lease, client.Connection(standing.url) as other:
+    with (
+        shoal.connect(standing.url, memory=MiB) as lease,
+        head_connection.Connection(standing.url) as other,
+    ):
         for secret in ("", "x" * 32):
             with pytest.raises(shoal.LeaseError, match="another program's"):
-                with client.Connection(standing.url) as guess:
+                with head_connection.Connection(standing.url) as guess:
                     guess.ask(messages.Resume(lease.epoch, lease.epoch, secret))
         with pytest.raises(shoal.LeaseError, match="has ended"):
             other.ask(messages.Resume(lease.epoch + 7, lease.epoch + 7, "x"))

@@ -9,7 +9,8 @@ import struct
 
 from shoal import _core  # noqa: F401  (the core first: it sets up torch)
 from shoal.device import network
-from shoal.pool import client, messages, tls
+from shoal.pool.client import head_connection
+from shoal.pool.wire import messages, tls
 
 PURPOSES = {"up": 1, "down": 2, "read": 3, "progress": 4}
 ANSWER = b"SHOALOK\n"
@@ -27,7 +28,7 @@ class DataClient:
 
     def __init__(self, identity: tls.Identity) -> None:
         self.identity = identity
-        self.head, lease = client.ask(identity.url, messages.AskLease(1, 16 << 20, []))
+        self.head, lease = head_connection.ask(identity.url, messages.AskLease(1, 16 << 20, []))
         assert isinstance(lease, messages.Lease)
         self.lease = lease
         self.session = lease.devices[0].session

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import needs
+
 
 @contextlib.contextmanager
 def file_system(where: Path, options: str) -> Iterator[Path]:
     """A file system of its own at `where`."""
+    needs.command("mount")
     where.mkdir()
     made = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", options, "shoal-test", str(where)],
@@ -22,5 +25,7 @@ def file_system(where: Path, options: str) -> Iterator[Path]:
     )
     if made.returncode != 0:
         pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
-    yield where
-    subprocess.run(["umount", str(where)], check=True)
+    try:
+        yield where
+    finally:
+        subprocess.run(["umount", str(where)], check=True)

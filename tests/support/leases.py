@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 
 import shoal
-from shoal.device import session
+from shoal.device import leases
 from tests.support.standing import StandingPool
 
 #: Large enough for every device test, small enough to share a machine.
@@ -42,7 +42,7 @@ class SharedLease:
     def ensure(self) -> shoal.Lease:
         """The lease of the shared pool; a new one if it ended, was lost, or is another's."""
         url = self._url()
-        lease = session.current()
+        lease = leases.current()
         if lease is None or lease.url != url or not _answers():
             lease = shoal.connect(url, transport=self._transport)
         torch.shoal.set_device(0)
@@ -61,7 +61,7 @@ class SharedLease:
 
     def release(self) -> None:
         """Gives the lease back, for tests that need the program without one."""
-        lease = session.current()
+        lease = leases.current()
         if lease is not None:
             lease.close()
 

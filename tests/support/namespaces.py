@@ -9,6 +9,8 @@ import subprocess
 
 import pytest
 
+from tests.support import needs
+
 _CLONE_NEWNET = 0x40000000
 
 
@@ -20,6 +22,7 @@ def _ip(*arguments: str) -> None:
 
 def require_namespaces() -> None:
     """Skips the test with the reason where the machine does not allow namespaces."""
+    needs.command("ip")
     name = f"shoal-probe-{secrets.token_hex(3)}"
     try:
         _ip("netns", "add", name)

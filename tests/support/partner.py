@@ -14,7 +14,7 @@ from tests.support import programs
 PROGRAM = """
     import json, os, sys
     import torch, shoal
-    from shoal.device import session
+    from shoal.device import leases
     known = {"torch": torch, "shoal": shoal, "session": session, "os": os}
     for line in sys.stdin:
         source = json.loads(line)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from shoal.pool.local import URL_PREFIX
+from shoal.pool.local.local_pool import URL_PREFIX
 
-HEADS = {"shoal.pool.embedded", "shoal.pool.head_process"}
+HEADS = {"shoal.pool.local.embedded", "shoal.pool.local.head_process"}
 
 
 def alive(pid: int) -> bool:
@@ -50,7 +50,7 @@ def pool_pids(url: str) -> list[int]:
 
 def server_pids(url: str) -> list[int]:
     """The pool's device servers, in the order of its devices."""
-    return [p for p in children(head_pid(url)) if "shoal.pool.server" in command(p)]
+    return [p for p in children(head_pid(url)) if "shoal.pool.node.device_server" in command(p)]
 
 
 def resident_bytes(pid: int) -> int:

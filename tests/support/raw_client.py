@@ -13,7 +13,8 @@ import struct
 from collections.abc import Sequence
 from enum import IntEnum
 
-from shoal.pool import frames, local, messages
+from shoal.pool.local import local_pool
+from shoal.pool.wire import frames, messages
 from tests.support.waiting import wait_until
 
 RING_BYTES = 1 << 20
@@ -118,7 +119,7 @@ class RawClient:
     """A session of its own, without the core."""
 
     def __init__(self, url: str, memory_bytes: int = 32 << 20, host_bytes: int = 1 << 20) -> None:
-        self.head, lease = local.ask(url, messages.AskLease(1, memory_bytes, []))
+        self.head, lease = local_pool.ask(url, messages.AskLease(1, memory_bytes, []))
         assert isinstance(lease, messages.Lease)
         granted = lease.devices[0]
         self.session = granted.session

@@ -11,8 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from shoal.pool import client, messages, tls
-from shoal.pool.home import local_pool_id
+from shoal.pool.base.paths import local_pool_id
+from shoal.pool.client import head_connection
+from shoal.pool.wire import messages, tls
 from tests.support import processes, programs
 from tests.support.waiting import wait_until
 
@@ -41,7 +42,7 @@ class StandingPool:
         self.directory = directory
         self.name = f"t{secrets.token_hex(4)}"
         self.port = free_port() if listen else 0
-        self.url = client.LOCAL_PREFIX + local_pool_id(self.name)
+        self.url = head_connection.LOCAL_PREFIX + local_pool_id(self.name)
         self.network_url = f"shoal://127.0.0.1:{self.port}"
         self._arguments = ["up", "--json", "--name", self.name, *options]
         if not profile:  # nothing else should run beside what is tested
@@ -85,7 +86,7 @@ class StandingPool:
         return programs.Outcome(done.returncode, done.stdout, done.stderr)
 
     def ask(self, request: messages.Message) -> messages.Message:
-        with client.Connection(self.url, 10) as connection:
+        with head_connection.Connection(self.url, 10) as connection:
             return connection.ask(request, 10)
 
     def status(self) -> messages.PoolStatus:
@@ -100,7 +101,7 @@ class StandingPool:
 
     def join(self, name: str, **quota: int) -> tls.Identity:
         """A client that has joined over TLS, with its identity in a file of its own."""
-        from shoal.pool import joining
+        from shoal.pool.client import joining
 
         invitation = f"{self.make_code(**quota)}@127.0.0.1:{self.port}"
         return joining.join(invitation, "client", name, self.directory / f"{name}.pem")
@@ -120,7 +121,7 @@ class StandingPool:
             found[:] = [
                 p
                 for p in processes.children(self.process.pid)
-                if "shoal.pool.agent_process" in processes.command(p) and processes.alive(p)
+                if "shoal.pool.local.agent_process" in processes.command(p) and processes.alive(p)
             ]
             return len(found) == 1
 
@@ -131,7 +132,7 @@ class StandingPool:
         return [
             p
             for p in processes.children(self.agent_pid)
-            if "shoal.pool.server" in processes.command(p) and processes.alive(p)
+            if "shoal.pool.node.device_server" in processes.command(p) and processes.alive(p)
         ]
 
     def pids(self) -> list[int]:
@@ -143,7 +144,7 @@ class StandingPool:
         def whole() -> bool:
             try:
                 found = self.status()
-            except client.LeaseError:
+            except head_connection.LeaseError:
                 return False
             up = [n for n in found.nodes if n.state == "up" and not n.failures]
             return sum(n.devices for n in up) == devices

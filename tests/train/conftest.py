@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 import shoal
-from shoal.device import session
-from shoal.train import build
-from shoal.train.stage_costs import Cut, Limits, Stage, StageDevice, Unit, make_stage
+from shoal.device import leases
+from shoal.train.model import build
+from shoal.train.model.stage_costs import Cut, Limits, Stage, StageDevice, Unit, make_stage
 
 DEVICES = ["cpu,memory=512MiB,threads=1"] * 3 + ["cpu,memory=512MiB,threads=1,speed=0.45,name=slow"]
 
@@ -25,7 +25,7 @@ def four_devices() -> Iterator[shoal.Pool]:
 def pool(four_devices: shoal.Pool) -> Iterator[shoal.Pool]:
     """The shared pool; this program's lease on it ends with the test."""
     yield four_devices
-    lease = session.current()
+    lease = leases.current()
     if lease is not None:
         lease.close()
 

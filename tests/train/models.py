@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shoal.train import batches, shares
+from shoal.train.data import batches
+from shoal.train.group import batch_split
 
 Batch = Any
 
@@ -142,7 +143,11 @@ def one_device(
         groups = parts(samples)
         sizes = [n for group in groups for n in group]
         pieces = iter(
-            zip(batches.split(batch_of(step, samples), sizes), shares.weights(sizes), strict=True)
+            zip(
+                batches.split(batch_of(step, samples), sizes),
+                batch_split.weights(sizes),
+                strict=True,
+            )
         )
         total = 0.0
         sums: list[list[torch.Tensor]] = []

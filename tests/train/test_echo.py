@@ -16,9 +16,9 @@ from torch import nn
 
 import shoal
 import shoal.train
-from shoal.train import devices, echo
-from shoal.train.board import Aborted
-from shoal.train.errors import GroupError
+from shoal.train.group import devices, replay
+from shoal.train.group.errors import GroupError
+from shoal.train.group.step_events import Aborted
 
 SAMPLES = 12
 
@@ -62,7 +62,9 @@ def trained(
 
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every group runs the program itself."""
-    monkeypatch.setattr(echo.Alike, "classes", lambda self, kinds: [[i] for i in range(len(kinds))])
+    monkeypatch.setattr(
+        replay.Alike, "classes", lambda self, kinds: [[i] for i in range(len(kinds))]
+    )
 
 
 @pytest.mark.parametrize(

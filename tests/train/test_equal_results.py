@@ -12,7 +12,7 @@ from torch import nn
 
 import shoal
 import shoal.train
-from shoal.train import shares
+from shoal.train.group import batch_split
 from tests.train import models
 from tests.train.models import KINDS, adamw, largest_difference, made, one_device
 
@@ -65,7 +65,9 @@ def trained(
 
 def parts(groups: int, micros: int) -> Callable[[int], Sequence[Sequence[int]]]:
     def of(samples: int) -> Sequence[Sequence[int]]:
-        return [shares.chunk_sizes(n, micros) for n in shares.chunk_sizes(samples, groups)]
+        return [
+            batch_split.chunk_sizes(n, micros) for n in batch_split.chunk_sizes(samples, groups)
+        ]
 
     return of
 

@@ -16,7 +16,7 @@ from torch import nn
 
 import shoal
 import shoal.train
-from shoal.train import devices
+from shoal.train.group import devices
 from tests.train import models
 from tests.train.models import KINDS, largest_difference, made, one_device
 from tests.train.test_equal_results import sgd, trained

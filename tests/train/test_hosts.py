@@ -116,7 +116,7 @@ class Kept(logging.Handler):
 
 logging.getLogger("shoal.train").addHandler(Kept())
 shoal.connect(devices=2, memory="128MiB")
-lease = shoal.device.session.current()
+lease = shoal.device.leases.current()
 victim = lease.worker_pids[1]
 try:
     train({"groups": 2}, lambda: os.kill(victim, signal.SIGSTOP))

@@ -13,7 +13,7 @@ from torch import nn
 
 import shoal
 import shoal.train
-from shoal.train.stage_costs import Cut
+from shoal.train.model.stage_costs import Cut
 from tests.train.conftest import CutAt
 from tests.train.models import largest_difference
 from tests.train.test_equal_results import sgd

@@ -22,10 +22,10 @@ from torch.utils.data import TensorDataset
 
 import shoal
 import shoal.train
-from shoal.device import session
-from shoal.pool import limits
-from shoal.train import node_reader
-from shoal.train.node_data import NodeBatch
+from shoal.device import leases
+from shoal.pool.base import limits
+from shoal.train.data import node_reader
+from shoal.train.data.node_data import NodeBatch
 from tests.support import datasets, processes, programs
 from tests.support.standing import StandingPool, shoal_command
 from tests.support.waiting import wait_until
@@ -267,7 +267,7 @@ def test_fit_reads_at_the_nodes_and_validates_there(
     losses = {}
     for where in ("node", "program"):
         model, optimizer = made()
-        history = shoal.train.fit(
+        history = shoal.train.run.fit(
             model, nn.functional.cross_entropy, optimizer,
             shoal.train.load(formats["npy"], 16, seed=1, where=where),
             groups=2, epochs=2, balance=False, progress=False,
@@ -385,7 +385,7 @@ def test_a_file_that_the_program_cannot_see(
     def gone(*_: Any, **__: Any) -> Any:
         raise shoal.train.DataError("it does not exist")
 
-    monkeypatch.setattr("shoal.train.loading.open_source", gone)
+    monkeypatch.setattr("shoal.train.data.loading.open_source", gone)
     with pytest.raises(shoal.train.DataError, match="does not exist"):
         shoal.train.load(formats["parquet"], 8)
     loader = shoal.train.load(formats["parquet"], 8, seed=4, where="node")
@@ -411,7 +411,7 @@ def test_a_node_that_serves_nothing(formats: dict[str, Any], tmp_path: Path) -> 
 
 
 def test_without_a_lease_the_program_reads(formats: dict[str, Any], tmp_path: Path) -> None:
-    current = session.current()
+    current = leases.current()
     if current is not None:
         current.close()
     there, here = both(formats["npy"], batch_size=8)

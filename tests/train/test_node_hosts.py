@@ -143,7 +143,7 @@ with shoal.connect(devices=2, memory="64MiB"):
     # One group reads at its node, the other's part comes from the program.
     batch = next(iter(loader))
     wanted = next(iter(shoal.train.load(own, 32, where="program")))
-    places = {d.info.name: i for i, d in enumerate(shoal.device.session.current().granted, 1)}
+    places = {d.info.name: i for i, d in enumerate(shoal.device.leases.current().granted, 1)}
     found["mixed"] = []
     for name, part, x in zip(("near", "far"), batch.split([16, 16]), wanted[0].split(16)):
         device = torch.device("shoal", places[name])

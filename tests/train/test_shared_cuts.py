@@ -16,10 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 import shoal
 import shoal.train
-from shoal.train import build
-from shoal.train.pipeline import PipelineReplica
-from shoal.train.stage_costs import Cut
-from shoal.train.stages import Weights
+from shoal.train.model import build
+from shoal.train.model.pipeline import PipelineReplica
+from shoal.train.model.stage_costs import Cut
+from shoal.train.model.stages import Weights
 from tests.train.conftest import CutAt
 from tests.train.models import largest_difference
 from tests.train.test_equal_results import sgd

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import shoal
 import shoal.train
-from shoal.train.profile import candidates
+from shoal.train.model.profile import candidates
 from tests.train.models import largest_difference
 from tests.train.test_equal_results import sgd
 

@@ -14,7 +14,7 @@ HEAVY = "{'torch', 'numpy', 'highspy', 'rich'}"
     [
         "from shoal.cli.main import main; main(['--help'], standalone_mode=False)",
         "from shoal.cli.main import main; main(['devices', '--help'], standalone_mode=False)",
-        "import shoal.pool.head_process, shoal.pool.agent_process, shoal.pool.embedded",
+        "from shoal.pool.local import agent_process, embedded, head_process",
     ],
 )
 def test_heavy_modules_are_not_imported(load: str) -> None:

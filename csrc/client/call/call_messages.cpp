@@ -1,4 +1,4 @@
-#include "client/posts.h"
+#include "client/call/call_messages.h"
 
 #include <algorithm>
 #include <cstring>

@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "client/call_cache.h"
-#include "client/operator_info.h"
-#include "client/session.h"
+#include "client/call/call_cache.h"
+#include "client/call/operator_info.h"
+#include "client/space/session.h"
 
 namespace shoal::client {
 

@@ -1,15 +1,15 @@
-#include "client/call_template.h"
+#include "client/call/call_template.h"
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
 #include <cstring>
 
-#include "client/devices.h"
-#include "client/generator.h"
-#include "client/tensor.h"
+#include "client/member/devices.h"
+#include "client/torch/generator.h"
+#include "client/torch/tensor.h"
+#include "wire/cursor.h"
 #include "wire/limits.h"
-#include "wire/reader.h"
 
 namespace shoal::client {
 

@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "client/operator_info.h"
-#include "client/session.h"
+#include "client/call/operator_info.h"
+#include "client/space/session.h"
 #include "wire/address.h"
 
 namespace shoal::client {

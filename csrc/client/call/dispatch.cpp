@@ -1,22 +1,24 @@
-#include "client/dispatch.h"
+#include "client/call/dispatch.h"
 
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 
-#include "client/call_template.h"
-#include "client/infer.h"
-#include "client/parts.h"
-#include "client/posts.h"
-#include "client/recording.h"
-#include "client/tensor.h"
-#include "client/wide.h"
-#include "client/wide_calls.h"
+#include "client/call/call_messages.h"
+#include "client/call/call_template.h"
+#include "client/call/foreach_items.h"
+#include "client/call/infer.h"
+#include "client/member/interrupts.h"
+#include "client/replay/recording.h"
+#include "client/sharded/sharded_calls.h"
+#include "client/sharded/sharded_tensor.h"
+#include "client/torch/tensor.h"
+#include "wire/cursor.h"
 #include "wire/layout.h"
 #include "wire/limits.h"
-#include "wire/reader.h"
 
 namespace shoal::client {
 namespace {
@@ -159,7 +161,8 @@ void recordLearnt(const Issue& issue, bool repeatable, const std::vector<OutputM
 void learn(const Issue& issue) {
   Stream& stream = *issue.stream;
   Session& session = stream.session();
-  const std::lock_guard one_at_a_time(stream.learning());
+  std::unique_lock one_at_a_time(stream.learning(), std::defer_lock);
+  for (Wait wait; !one_at_a_time.try_lock_for(std::chrono::milliseconds(50));) wait.look();
   uint32_t id;
   uint64_t sequence;
   {
@@ -235,7 +238,7 @@ Stream* issueCall(Issue issue) {
   Session& session = issue.call.session();
   const uint64_t hash = issue.call.hash(issue.info);
   const auto& key = issue.call.key();
-  if (!session.single()) session.awaitRoom(issue.call.device().index());
+  session.awaitRoom(issue.call.device().index());
   Lock held = session.lock();
   Stream& stream = session.place(issue.call.uses(), issue.call.device().index(), 0, held);
   issue.stream = &stream;

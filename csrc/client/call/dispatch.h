@@ -3,8 +3,8 @@
 
 #include <ATen/core/stack.h>
 
-#include "client/operator_info.h"
-#include "client/stream.h"
+#include "client/call/operator_info.h"
+#include "client/member/member.h"
 
 namespace shoal::client {
 

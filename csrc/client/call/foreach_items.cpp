@@ -1,11 +1,11 @@
-#include "client/parts.h"
+#include "client/call/foreach_items.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <map>
 
-#include "client/dispatch.h"
-#include "client/tensor.h"
+#include "client/call/dispatch.h"
+#include "client/torch/tensor.h"
 
 namespace shoal::client {
 namespace {

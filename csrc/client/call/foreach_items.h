@@ -5,7 +5,7 @@
 
 #include <ATen/core/stack.h>
 
-#include "client/operator_info.h"
+#include "client/call/operator_info.h"
 
 namespace shoal::client {
 

@@ -1,8 +1,8 @@
-#include "client/infer.h"
+#include "client/call/infer.h"
 
 #include <ATen/core/Tensor.h>
 
-#include "client/shape_rules.h"
+#include "client/call/shape_rules.h"
 #include "wire/layout.h"
 
 namespace shoal::client {

@@ -6,8 +6,8 @@
 
 #include <vector>
 
-#include "client/call_cache.h"
-#include "client/operator_info.h"
+#include "client/call/call_cache.h"
+#include "client/call/operator_info.h"
 
 namespace shoal::client {
 

@@ -3,7 +3,7 @@
 
 #include <unordered_map>
 
-#include "client/shape_rules.h"
+#include "client/call/shape_rules.h"
 
 namespace shoal::client {
 namespace {

@@ -1,4 +1,4 @@
-#include "client/operator_info.h"
+#include "client/call/operator_info.h"
 
 #include <ATen/core/enum_tag.h>
 #include <ATen/core/jit_type.h>

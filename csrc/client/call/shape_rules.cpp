@@ -1,4 +1,4 @@
-#include "client/shape_rules.h"
+#include "client/call/shape_rules.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/Tensor.h>

@@ -1,9 +1,12 @@
-#include "client/devices.h"
+#include "client/member/devices.h"
 
 #include <c10/util/Exception.h>
 
-#include "client/errors.h"
-#include "client/host_memory.h"
+#include <algorithm>
+
+#include "client/member/errors.h"
+#include "client/space/host_memory.h"
+#include "client/torch/autograd_threads.h"
 
 namespace shoal::client {
 
@@ -47,7 +50,15 @@ c10::DeviceIndex Devices::count() const {
 
 void Devices::attach(std::unique_ptr<Session> session) {
   current_ = 0;  // a number that the last lease had may be none of this one
-  std::lock_guard lock(mutex_);
+  {
+    std::lock_guard lock(mutex_);
+    take(std::move(session));
+  }
+  want();
+  startAutogradThreads(namesEver());
+}
+
+void Devices::take(std::unique_ptr<Session> session) {
   const uint32_t number = session->number();
   TORCH_CHECK(number > 0 && number < wire::kSessionsMax, "bad session number");
   TORCH_CHECK(sessions_[number].load() == nullptr, "session number in use");
@@ -55,6 +66,8 @@ void Devices::attach(std::unique_ptr<Session> session) {
   Session* raw = session.release();
   sessions_[number].store(raw, std::memory_order_release);
   present_.store(raw, std::memory_order_release);
+  const auto names = static_cast<c10::DeviceIndex>(raw->size() + 1);
+  names_ever_.store(std::max(namesEver(), names), std::memory_order_release);
 }
 
 void Devices::detach() {
@@ -69,6 +82,7 @@ bool Devices::abandon() {
   // No lock: another thread of the parent may have held it when the child was made.
   Session* session = present_.exchange(nullptr);
   if (session != nullptr) session->abandon();
+  names_ever_ = 0;  // a forked child has no device, so its autograd needs no thread for one
   if (HostMemory::exists()) HostMemory::get().abandon();
   return session != nullptr || HostMemory::exists();
 }

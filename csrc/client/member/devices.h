@@ -11,7 +11,7 @@
 #include <mutex>
 #include <vector>
 
-#include "client/session.h"
+#include "client/space/session.h"
 
 namespace shoal::client {
 
@@ -40,6 +40,13 @@ class Devices {
 
   // Devices of the present lease: one, or the whole and each member.
   c10::DeviceIndex count() const;
+  // How many indices a tensor of any lease so far may have: the whole and each member, which has a
+  // name of its own also where it is the only one. Torch's autograd indexes arrays by them.
+  c10::DeviceIndex namesEver() const { return names_ever_.load(std::memory_order_acquire); }
+  // Whether torch may count on the device: the user asked for a pool, or the program has named the
+  // device. Until then the program is a guest: torch must behave as if Shoal were not installed.
+  bool wanted() const { return wanted_.load(std::memory_order_relaxed); }
+  void want() { wanted_.store(true, std::memory_order_relaxed); }
   bool attached() const { return present_.load(std::memory_order_relaxed) != nullptr; }
   static c10::DeviceIndex current() { return current_; }
   static void setCurrent(c10::DeviceIndex index) { current_ = index; }
@@ -48,9 +55,13 @@ class Devices {
   std::function<void()> start_pool;
 
  private:
+  void take(std::unique_ptr<Session> session);
+
   mutable std::mutex mutex_;
   std::array<std::atomic<Session*>, wire::kSessionsMax> sessions_{};
   std::atomic<Session*> present_{nullptr};
+  std::atomic<c10::DeviceIndex> names_ever_{0};
+  std::atomic<bool> wanted_{false};
   static thread_local c10::DeviceIndex current_;
 };
 

@@ -1,4 +1,4 @@
-#include "client/errors.h"
+#include "client/member/errors.h"
 
 #include <c10/util/Exception.h>
 
@@ -39,6 +39,16 @@ void raiseDeviceLost(const std::string& text, Lost lost) {
   if (lineHooks().device_lost != nullptr) lineHooks().device_lost(text, lost);
   TORCH_CHECK(false, text);
   __builtin_unreachable();
+}
+
+std::string LostDevice::text(const std::string& why) const {
+  return "shoal device " + name + " was lost: " + why +
+         ". Call shoal.connect() for a new lease; tensors of the old one are gone.";
+}
+
+void raiseDeviceLost(const LostDevice& lost) {
+  if (lineHooks().lost != nullptr) lineHooks().lost(lost);
+  raiseDeviceLost(lost.text(lost.reason));
 }
 
 void raiseShareError(const std::string& text, bool revoked) {

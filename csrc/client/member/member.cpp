@@ -1,4 +1,4 @@
-#include "client/stream.h"
+#include "client/member/member.h"
 
 #include <c10/util/Exception.h>
 #include <poll.h>
@@ -6,14 +6,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <optional>
 #include <thread>
 
-#include "client/errors.h"
-#include "client/recording.h"
-#include "client/session.h"
+#include "client/member/errors.h"
+#include "client/member/interrupts.h"
+#include "client/replay/recording.h"
+#include "client/space/session.h"
+#include "wire/cursor.h"
 #include "wire/limits.h"
-#include "wire/reader.h"
 
 namespace shoal::client {
 
@@ -37,6 +39,12 @@ thread_local bool t_far = false;   // whether this thread's last wait for an eve
 double millisecondsBetween(int64_t start_ns, int64_t end_ns) {
   const uint64_t between = static_cast<uint64_t>(end_ns) - static_cast<uint64_t>(start_ns);
   return static_cast<double>(static_cast<int64_t>(between)) / 1e6;
+}
+
+Seen seenBy(network::ConnectionLost::Cause cause) {
+  using Cause = network::ConnectionLost::Cause;
+  if (cause == Cause::kClosed) return Seen::kClosed;
+  return cause == Cause::kSilent ? Seen::kSilent : Seen::kBroken;
 }
 
 }  // namespace
@@ -63,6 +71,8 @@ Stream::Stream(StreamOptions options, Session& session, uint32_t member)
 }
 
 Stream::~Stream() {
+  delete lost_.load();
+  delete told_reason_.load();
   if (options_.socket >= 0) ::close(options_.socket);
 }
 
@@ -75,7 +85,8 @@ void Stream::close() noexcept {
 void Stream::abandon() noexcept {
   markLost(
       "this process was forked from the one that leases it, and cannot use it too; start it with "
-      "the 'spawn' method instead");
+      "the 'spawn' method instead",
+      Seen::kBroken);
   closed_ = true;
   if (options_.socket >= 0) ::close(options_.socket);
   options_.socket = -1;
@@ -83,23 +94,34 @@ void Stream::abandon() noexcept {
 }
 
 void Stream::checkUsable() const {
-  if (lost_.load(std::memory_order_relaxed)) {
-    raiseDeviceLost("shoal device " + options_.name + " was lost: " + lost_reason_ +
-                    (closed_ ? ""
-                             : ". Call shoal.connect() for a new lease; tensors of the old one "
-                               "are gone."));
+  if (const Loss* loss = lost_.load(std::memory_order_acquire)) {
+    const std::string* told = told_reason_.load(std::memory_order_acquire);
+    const std::string& reason = told != nullptr ? *told : loss->reason;
+    if (closed_) raiseDeviceLost("shoal device " + options_.name + " was lost: " + reason);
+    const LostDevice lost{session_.number(), member_, loss->seen, options_.name, reason};
+    if (told != nullptr) raiseDeviceLost(lost.text(reason));
+    raiseDeviceLost(lost);
   }
   if (closed_.load(std::memory_order_relaxed)) {
     raiseDeviceLost("the lease of shoal device " + options_.name + " has ended");
   }
 }
 
-void Stream::markLost(const std::string& reason) {
-  if (!lost_.exchange(true)) lost_reason_ = reason;
+void Stream::markLost(const std::string& reason, Seen seen) {
+  const Loss* none = nullptr;
+  auto loss = std::make_unique<const Loss>(Loss{reason, seen});
+  if (lost_.compare_exchange_strong(none, loss.get())) loss.release();
 }
 
-void Stream::raiseLost(const std::string& reason) {
-  markLost(reason);
+void Stream::tellLost(const std::string& reason) {
+  const std::string* none = nullptr;
+  auto told = std::make_unique<const std::string>(reason);
+  if (told_reason_.compare_exchange_strong(none, told.get())) told.release();
+  markLost(reason, Seen::kClosed);  // its worker may answer for another moment
+}
+
+void Stream::raiseLost(const std::string& reason, Seen seen) {
+  markLost(reason, seen);
   checkUsable();
   __builtin_unreachable();
 }
@@ -109,11 +131,11 @@ void Stream::checkAlive() {
   if (closed_) raiseLost("it was closed");
   if (options_.link != nullptr) {
     const std::string reason = options_.link->failure();
-    if (!reason.empty()) raiseLost(reason);
+    if (!reason.empty()) raiseLost(reason, seenBy(options_.link->failureCause()));
   }
   pollfd peer{options_.socket, POLLRDHUP, 0};
   if (poll(&peer, 1, 0) > 0 && (peer.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) {
-    raiseLost("its worker process ended");
+    raiseLost("its worker process ended", Seen::kClosed);
   }
   // Silence counts only while we watch: a suspended machine, or a program that did not wait for a
   // while, starts anew.
@@ -123,7 +145,8 @@ void Stream::checkAlive() {
   if (heartbeat_seen_.exchange(beat) != beat || !watching) silent_since_ns_ = now;
   if (now - silent_since_ns_ > int64_t{transport::kHeartbeatLostMs} * 1000000) {
     raiseLost("its worker process gave no sign of life for " +
-              std::to_string(transport::kHeartbeatLostMs / 1000) + " s");
+                  std::to_string(transport::kHeartbeatLostMs / 1000) + " s",
+              Seen::kHung);
   }
 }
 
@@ -150,8 +173,9 @@ uint64_t Stream::nextSequence(const Lock&) {
   return sequence_ + 1;
 }
 
-void Stream::awaitRoom() {
-  requests_->awaitRoom();
+void Stream::waitForRoom() {
+  Wait wait;
+  while (!requests_->awaitRoom(kSliceMs)) wait.look();
 }
 
 void Stream::sendFrees() {
@@ -220,36 +244,62 @@ std::string Stream::placeOf(uint64_t sequence) {
 // --- replies
 // --------------------------------------------------------------------------------------
 
-Stream::Payload Stream::await(uint64_t sequence) {
-  while (true) {
-    std::unique_lock held(reply_mutex_);
-    const auto stashed = stash_.find(sequence);
-    if (stashed != stash_.end()) {
-      reply_ = std::move(stashed->second);
-      stash_.erase(stashed);
-    } else if (!replies_->poll(reply_)) {
-      checkUsable();
-      replies_->wait(kSpinUs, kSliceMs);
-      continue;
-    }
-    if (reply_.size() < 2) raiseLost("it sent a malformed reply");
-    if (reply_[1] != sequence) {
-      // Another thread waits for this one.
-      if (stash_.size() >= kStashMax) raiseLost("it sent replies that nobody asked for");
-      stash_.emplace(reply_[1], reply_);
-      held.unlock();
-      std::this_thread::yield();
-      continue;
-    }
-    const auto error = static_cast<wire::ErrorKind>(wire::headerFlags(reply_[0]));
-    Payload payload(reply_.begin() + 2, reply_.end());
-    held.unlock();
-    if (error != wire::ErrorKind::kNone) {
-      remember(error, payload);
-      raise(error, payload);
-    }
-    return payload;
+bool Stream::awaitSlice(uint64_t sequence, Payload& payload, wire::ErrorKind& error) {
+  std::unique_lock held(reply_mutex_, std::try_to_lock);
+  if (!held && !held.try_lock_for(std::chrono::milliseconds(kSliceMs))) return false;
+  const auto take = [&](const std::vector<uint64_t>& reply) {
+    error = static_cast<wire::ErrorKind>(wire::headerFlags(reply[0]));
+    payload.assign(reply.begin() + 2, reply.end());
+    return true;
+  };
+  const auto stashed = stash_.find(sequence);
+  if (stashed != stash_.end()) {
+    const auto reply = std::move(stashed->second);
+    stash_.erase(stashed);
+    return take(reply);
   }
+  if (!replies_->poll(reply_)) {
+    checkUsable();
+    replies_->wait(kSpinUs, kSliceMs);
+    if (!replies_->poll(reply_)) return false;
+  }
+  if (reply_.size() < 2) raiseLost("it sent a malformed reply");
+  if (reply_[1] == sequence) return take(reply_);
+  if (unwanted_.erase(reply_[1]) == 0) {  // another thread waits for it
+    if (stash_.size() >= kStashMax) raiseLost("it sent replies that nobody asked for");
+    stash_.emplace(reply_[1], reply_);
+  }
+  held.unlock();
+  std::this_thread::yield();
+  return false;
+}
+
+void Stream::dropReply(uint64_t sequence) {
+  const std::lock_guard held(reply_mutex_);
+  if (stash_.erase(sequence) == 0) unwanted_.insert(sequence);
+}
+
+Stream::Payload Stream::await(uint64_t sequence) {
+  Payload payload;
+  wire::ErrorKind error;
+  Wait wait;
+  int64_t looked_ns = transport::nowNs();
+  while (!awaitSlice(sequence, payload, error)) {
+    const int64_t now = transport::nowNs();
+    if (now - looked_ns < kSliceMs * 1000000) continue;
+    looked_ns = now;
+    try {
+      wait.look();
+    } catch (const Interrupted&) {
+      dropReply(sequence);
+      throw;
+    }
+  }
+  if (error != wire::ErrorKind::kNone) {
+    remember(error, payload);
+    raise(error, payload);
+  }
+  return payload;
 }
 
 Stream::Payload Stream::request(Kind kind, std::initializer_list<uint64_t> words) {
@@ -304,7 +354,7 @@ void Stream::raise(wire::ErrorKind kind, const Payload& payload) {
   raiseError(kind, text);
 }
 
-void Stream::waitCompleted(uint64_t sequence) {
+void Stream::waitCompleted(uint64_t sequence, bool hears_signals) {
   // Another machine tells of its progress now and then; at the stream's end a reply is sooner.
   if (options_.link != nullptr && sequence >= lastSequence() && !completed(sequence)) {
     synchronize();
@@ -312,9 +362,11 @@ void Stream::waitCompleted(uint64_t sequence) {
   }
   const int64_t start = transport::nowNs();
   int64_t spin_us = t_far ? 0 : kSpinUs;
+  Wait wait;
   while (!transport::awaitCompleted(*progress_, sequence, spin_us, kSliceMs)) {
     checkUsable();
     checkAlive();
+    if (hears_signals) wait.look();
     spin_us = 0;  // not near after all
   }
   t_far = transport::nowNs() - start > kFarUs * 1000;

@@ -12,13 +12,15 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
-#include "client/call_cache.h"
-#include "client/events.h"
+#include "client/call/call_cache.h"
+#include "client/member/errors.h"
+#include "client/member/events.h"
 #include "memory/shared_memory.h"
 #include "network/client_link.h"
-#include "transport/places.h"
+#include "transport/location_table.h"
 #include "transport/progress.h"
 #include "transport/ring.h"
 #include "wire/address.h"
@@ -87,13 +89,15 @@ class Stream {
   void free(wire::Address address, bool now, const Lock&);
   CallCache& cache() { return cache_; }
   // Held from a learning call to the kBind that names its outputs: those of the last such call.
-  std::mutex& learning() { return learning_; }
+  std::timed_mutex& learning() { return learning_; }
 
   // --- messages, taking the Lock.
   uint64_t post(wire::Kind kind, std::initializer_list<uint64_t> words);
   // Waits until the worker has taken most of what was sent, so that nobody waits for it while
   // holding the Lock.
-  void awaitRoom();
+  void awaitRoom() {
+    if (!requests_->hasRoom()) waitForRoom();
+  }
 
   // --- replies
   using Payload = std::vector<uint64_t>;
@@ -113,7 +117,8 @@ class Stream {
   // waits for the calls ahead of it to be issued, not to be done.
   bool devicePast(uint64_t event);
   bool hasFailed() const { return progress_->failed.load(std::memory_order_relaxed) != 0; }
-  void waitCompleted(uint64_t sequence);
+  // Waits until message `sequence` is done. A deleter cannot raise, so it does not hear signals.
+  void waitCompleted(uint64_t sequence, bool hears_signals = true);
   // A failure is told once, with the next reply, to whichever thread gets it. Others learn of it by
   // this: raises a failure that showed in messages (after, until], if one was told.
   void raiseTold(uint64_t after, uint64_t until);
@@ -140,16 +145,24 @@ class Stream {
   void abandon() noexcept;  // in a forked child: lets go of the socket, tells nobody
   // Raises DeviceLostError if the worker is gone or the lease has ended.
   void checkUsable() const;
-  bool usable() const { return !lost_.load() && !closed_.load(); }
-  [[noreturn]] void raiseLost(const std::string& reason);
+  bool usable() const { return lost_.load() == nullptr && !closed_.load(); }
+  [[noreturn]] void raiseLost(const std::string& reason, Seen seen = Seen::kBroken);
+  // Why the device is lost, as the pool says: for every error from now on.
+  void tellLost(const std::string& reason);
+  // For who outlives the stream and has to know when its worker is gone.
+  memory::SharedMemory takeProgress() { return std::move(progress_region_); }
   std::string placeOf(uint64_t sequence);  // the client's own line that issued a call
 
  private:
   uint64_t* reserve(wire::Kind kind, size_t words, uint16_t flags);
   void sendFrees();
+  void waitForRoom();
+  // Takes the reply to `sequence`, if it comes within 50 ms.
+  bool awaitSlice(uint64_t sequence, Payload& payload, wire::ErrorKind& error);
+  void dropReply(uint64_t sequence);
   void remember(wire::ErrorKind kind, const Payload& payload);
   void checkAlive();
-  void markLost(const std::string& reason);
+  void markLost(const std::string& reason, Seen seen);
   [[noreturn]] void raise(wire::ErrorKind kind, const Payload& payload);
 
   StreamOptions options_;
@@ -169,11 +182,12 @@ class Stream {
   std::vector<wire::Address> unsent_frees_;
   Traffic traffic_;
   CallCache cache_;
-  std::mutex learning_;
+  std::timed_mutex learning_;
 
-  std::mutex reply_mutex_;
+  std::timed_mutex reply_mutex_;
   std::unordered_map<uint64_t, std::vector<uint64_t>> stash_;
   std::vector<uint64_t> reply_;
+  std::unordered_set<uint64_t> unwanted_;  // messages whose wait was interrupted: no reply is kept
 
   struct Told {
     wire::ErrorKind kind;
@@ -183,9 +197,14 @@ class Stream {
   std::map<uint64_t, Told> told_;  // the latest ones, by the message in which they showed
   std::atomic<uint64_t> last_told_{0};
 
-  std::atomic<bool> lost_{false};
+  // Both are set once and then only read, by any thread, also in a forked child.
+  struct Loss {
+    std::string reason;
+    Seen seen;
+  };
+  std::atomic<const Loss*> lost_{nullptr};
+  std::atomic<const std::string*> told_reason_{nullptr};  // by the pool
   std::atomic<bool> closed_{false};
-  std::string lost_reason_;
   std::atomic<uint64_t> heartbeat_seen_{0};
   std::atomic<int64_t> silent_since_ns_{0};  // when the heartbeat last changed while we waited
   std::atomic<int64_t> checked_ns_{0};

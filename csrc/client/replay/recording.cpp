@@ -1,12 +1,12 @@
-#include "client/recording.h"
+#include "client/replay/recording.h"
 
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
-#include "client/devices.h"
-#include "client/posts.h"
-#include "client/tensor.h"
+#include "client/call/call_messages.h"
+#include "client/member/devices.h"
+#include "client/torch/tensor.h"
 
 namespace shoal::client {
 

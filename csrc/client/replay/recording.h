@@ -19,10 +19,10 @@
 #include <variant>
 #include <vector>
 
-#include "client/call_cache.h"
-#include "client/call_template.h"
-#include "client/operator_info.h"
-#include "client/session.h"
+#include "client/call/call_cache.h"
+#include "client/call/call_template.h"
+#include "client/call/operator_info.h"
+#include "client/space/session.h"
 #include "wire/address.h"
 
 namespace shoal::client {

@@ -5,10 +5,10 @@
 
 #include <algorithm>
 
-#include "client/tensor.h"
-#include "client/wide.h"
-#include "client/wide_rules.h"
-#include "client/wide_ways.h"
+#include "client/sharded/sharded_tensor.h"
+#include "client/sharded/special_cases.h"
+#include "client/sharded/split_rules.h"
+#include "client/torch/tensor.h"
 
 namespace shoal::client {
 namespace {

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
-#include "client/tensor.h"
-#include "client/wide.h"
-#include "client/wide_ways.h"
+#include "client/sharded/sharded_tensor.h"
+#include "client/sharded/special_cases.h"
+#include "client/torch/tensor.h"
 
 namespace shoal::client {
 namespace {

@@ -1,4 +1,4 @@
-#include "client/wide_calls.h"
+#include "client/sharded/sharded_calls.h"
 
 #include <ATen/Functions.h>
 #include <ATen/core/List.h>
@@ -8,10 +8,10 @@
 #include <functional>
 #include <numeric>
 
-#include "client/dispatch.h"
-#include "client/tensor.h"
-#include "client/wide.h"
-#include "client/wide_rules.h"
+#include "client/call/dispatch.h"
+#include "client/sharded/sharded_tensor.h"
+#include "client/sharded/split_rules.h"
+#include "client/torch/tensor.h"
 
 namespace shoal::client {
 namespace {

@@ -1,4 +1,4 @@
-#include "client/wide.h"
+#include "client/sharded/sharded_tensor.h"
 
 #include <ATen/Functions.h>
 #include <ATen/core/Tensor.h>
@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <atomic>
 
-#include "client/devices.h"
-#include "client/recording.h"
-#include "client/tensor.h"
+#include "client/member/devices.h"
+#include "client/replay/recording.h"
+#include "client/torch/tensor.h"
 
 namespace shoal::client {
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "client/session.h"
+#include "client/space/session.h"
 
 namespace shoal::client {
 

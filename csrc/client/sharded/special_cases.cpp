@@ -1,10 +1,10 @@
-#include "client/wide_ways.h"
+#include "client/sharded/special_cases.h"
 
 #include <algorithm>
 
-#include "client/infer.h"
-#include "client/wide.h"
-#include "client/wide_rules.h"
+#include "client/call/infer.h"
+#include "client/sharded/sharded_tensor.h"
+#include "client/sharded/split_rules.h"
 
 namespace shoal::client {
 

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "client/operator_info.h"
+#include "client/call/operator_info.h"
 
 namespace shoal::client {
 

@@ -1,4 +1,4 @@
-#include "client/host_memory.h"
+#include "client/space/host_memory.h"
 
 #include <c10/util/Exception.h>
 #include <unistd.h>
@@ -6,8 +6,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "client/devices.h"
-#include "client/session.h"
+#include "base/byte_units.h"
+#include "client/member/devices.h"
+#include "client/space/session.h"
 
 namespace shoal::client {
 namespace {
@@ -43,16 +44,36 @@ uint64_t HostMemory::allocate(uint64_t bytes) {
               "shoal's pinned memory cannot be used in a process that was forked from one "
               "that uses it; start it with torch.multiprocessing.set_start_method('spawn')");
   std::lock_guard lock(mutex_);
+  if (!left_.empty()) reclaimLeft();
   const auto offset = blocks_.allocate(bytes);
-  TORCH_CHECK_WITH(OutOfMemoryError, offset.has_value(), "shoal: no ", bytes,
-                   " bytes of shared host memory are left (", blocks_.usedBytes(), " of ",
-                   blocks_.capacity(), " in use)");
+  TORCH_CHECK_WITH(OutOfMemoryError, offset.has_value(), "shoal's pinned host memory is ",
+                   "out of memory. Tried to allocate ", memory::readable(bytes), "; ",
+                   memory::readable(blocks_.usedBytes()), " of ",
+                   memory::readable(blocks_.capacity()), " are in use. Free pinned tensors.");
   return *offset;
 }
 
 void HostMemory::release(uint64_t offset) {
   std::lock_guard lock(mutex_);
   blocks_.release(offset);
+}
+
+void HostMemory::releaseAfter(std::vector<uint64_t> offsets,
+                              std::vector<memory::SharedMemory> workers) {
+  std::lock_guard lock(mutex_);
+  left_.push_back({std::move(offsets), std::move(workers)});
+  reclaimLeft();
+}
+
+void HostMemory::reclaimLeft() {
+  const auto over = [this](const Left& left) {
+    const bool alive = std::any_of(left.workers.begin(), left.workers.end(),
+                                   [](const auto& worker) { return worker.isClaimed(); });
+    if (alive) return false;
+    for (const uint64_t offset : left.offsets) blocks_.release(offset);
+    return true;
+  };
+  left_.erase(std::remove_if(left_.begin(), left_.end(), over), left_.end());
 }
 
 void HostMemory::usedBy(const void* p, const Stream& stream, uint64_t sequence) {
@@ -101,7 +122,7 @@ void HostMemory::releasePinned(uint64_t offset) {
       last = stream;
       sequence = std::max(sequence, use.sequence);
     } else {
-      stream->waitCompleted(use.sequence);
+      stream->waitCompleted(use.sequence, /*hears_signals=*/false);
     }
   }
   if (last != nullptr) {

@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 #include "memory/block_allocator.h"
 #include "memory/shared_memory.h"
@@ -35,6 +36,9 @@ class HostMemory {
   // not, so nothing may be handed out any more.
   void abandon() { abandoned_ = true; }
   void release(uint64_t offset);
+  // Releases blocks that a session had not let go of when it ended. A worker may still run its last
+  // call on them, so they are free when no process claims one of `workers` any more.
+  void releaseAfter(std::vector<uint64_t> offsets, std::vector<memory::SharedMemory> workers);
 
   // A pinned block may be freed while a worker still reads it: remembers the last use.
   void usedBy(const void* p, const Stream& stream, uint64_t sequence);
@@ -60,6 +64,12 @@ class HostMemory {
   std::mutex mutex_;
   memory::BlockAllocator blocks_;
   std::map<uint64_t, Use> last_use_;  // by offset of the range that was used
+  struct Left {
+    std::vector<uint64_t> offsets;
+    std::vector<memory::SharedMemory> workers;
+  };
+  void reclaimLeft();       // the mutex is held
+  std::vector<Left> left_;  // by sessions that have ended
 };
 
 }  // namespace shoal::client

@@ -11,8 +11,8 @@
 // segment of which copies are owed always has its bytes.
 #include <algorithm>
 
-#include "client/recording.h"
-#include "client/session.h"
+#include "client/replay/recording.h"
+#include "client/space/session.h"
 
 namespace shoal::client {
 

@@ -1,13 +1,15 @@
-#include "client/session.h"
+#include "client/space/session.h"
 
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 
-#include "client/devices.h"
-#include "client/errors.h"
-#include "client/host_memory.h"
-#include "client/recording.h"
+#include "base/byte_units.h"
+#include "client/member/devices.h"
+#include "client/member/errors.h"
+#include "client/member/interrupts.h"
+#include "client/replay/recording.h"
+#include "client/space/host_memory.h"
 
 namespace shoal::client {
 
@@ -52,16 +54,21 @@ void Session::checkRoom(uint64_t bytes, c10::DeviceIndex index, const Lock&) con
 }
 
 void Session::raiseOutOfMemory(uint64_t bytes, c10::DeviceIndex index) const {
+  using memory::readable;
   const bool whole = index == 0 || single();
   const auto member = whole ? 0 : static_cast<size_t>(index) - 1;
-  std::string name = members_[member]->options().name;
-  if (whole && !single()) name = "(all " + std::to_string(size()) + " of the lease)";
+  const StreamOptions& options = members_[member]->options();
+  const uint64_t used = whole ? memory_.allocated_bytes : pinned_bytes_[member];
+  const uint64_t limit = whole ? memory_.limit_bytes : limitOf(*members_[member]);
+  const uint64_t on_device = whole ? memory_.memory_bytes : options.memory_bytes;
+  // Libraries that retry with a smaller batch look for " out of memory." with its full stop.
   TORCH_CHECK_WITH(
-      OutOfMemoryError, false, "shoal device ", name, " (shoal:", static_cast<int>(index),
-      ") is out of memory: ", bytes, " bytes were asked for, ",
-      whole ? memory_.allocated_bytes : pinned_bytes_[member], " of ",
-      whole ? memory_.limit_bytes : limitOf(*members_[member]),
-      " bytes are in use. Free tensors, use a smaller batch, or lease a device with more memory.");
+      OutOfMemoryError, false, "shoal:", static_cast<int>(index), " (",
+      whole && !single() ? "all " + std::to_string(size()) + " devices of the lease" : options.name,
+      ") is out of memory. Tried to allocate ", readable(bytes), "; ", readable(used), " of ",
+      readable(limit), " are in use (", readable(on_device), " of device memory and ",
+      readable(limit - on_device), " of swap space). Free tensors, use a smaller batch, or lease ",
+      "more with shoal.connect(devices=N) or shoal.connect(memory=\"8GiB\").");
   __builtin_unreachable();
 }
 
@@ -402,6 +409,8 @@ void Session::synchronize(c10::DeviceIndex index) {
   for (size_t i = 0; i < size(); ++i) {
     try {
       members_[i]->await(sequences[i]);
+    } catch (const Interrupted&) {
+      throw;
     } catch (...) {
       if (first == nullptr) first = std::current_exception();
     }
@@ -422,6 +431,17 @@ void Session::raiseFailureOfOthers(const Stream& than) {
   for (auto& member : members_) {
     if (member.get() != &than) member->synchronize();
   }
+}
+
+Session::~Session() {
+  if (host_releases_.empty()) return;
+  std::vector<uint64_t> offsets;
+  for (const HostRelease& release : host_releases_) offsets.push_back(release.offset);
+  std::vector<memory::SharedMemory> workers;
+  for (auto& member : members_) {
+    if (member->link() == nullptr) workers.push_back(member->takeProgress());
+  }
+  HostMemory::get().releaseAfter(std::move(offsets), std::move(workers));
 }
 
 void Session::close() noexcept {

@@ -21,7 +21,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "client/stream.h"
+#include "client/member/member.h"
 #include "wire/address.h"
 
 namespace shoal::client {
@@ -46,7 +46,8 @@ struct SegmentUse {
   bool writes;
 };
 
-// What makes a shared memory (csrc/worker/shared_block.h). The session passes it on to a worker.
+// What makes a shared memory (csrc/worker/shared/shared_block.h). The session passes it on to a
+// worker.
 struct SharedDescriptors {
   int memory = -1, control = -1, line = -1;
   uint64_t participant = 0;  // this session's number among those that share
@@ -66,6 +67,7 @@ class Session {
  public:
   explicit Session(uint32_t number) : number_(number) { segments_.resize(1024); }
   Session(const Session&) = delete;
+  ~Session();
 
   uint32_t number() const { return number_; }
   // Members are added before the session is attached.

@@ -6,8 +6,8 @@
 #include <cerrno>
 #include <cstring>
 
-#include "client/errors.h"
-#include "client/session.h"
+#include "client/member/errors.h"
+#include "client/space/session.h"
 #include "transport/shared_passing.h"
 
 namespace shoal::client {

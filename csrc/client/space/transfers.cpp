@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <cstring>
 
-#include "client/host_memory.h"
-#include "client/recording.h"
-#include "client/session.h"
-#include "client/wide.h"
+#include "client/member/interrupts.h"
+#include "client/replay/recording.h"
+#include "client/sharded/sharded_tensor.h"
+#include "client/space/host_memory.h"
+#include "client/space/session.h"
 #include "memory/copy_bytes.h"
 #include "network/frames.h"
 #include "wire/limits.h"
@@ -155,7 +156,7 @@ bool Session::uploadDirect(Address base, uint64_t offset, const void* from, uint
     wrote(base, *member, sequence, held);
     member->traffic(held).bytes_in += bytes;
   }
-  member->link()->awaitSent(sequence);
+  for (Wait wait; !member->link()->awaitSent(sequence, /*timeout_ms=*/50);) wait.look();
   return true;
 }
 
@@ -334,8 +335,13 @@ void Session::downloadDirect(Address from, Stream& home, void* to, uint64_t byte
 void Session::downloadStaged(Address from, Stream& home, void* to, uint64_t bytes) {
   HostMemory& host = HostMemory::get();
   const uint64_t block = host.allocate(bytes);
-  home.post(Kind::kCopyOut, {from, bytes, block});
-  home.synchronize();
+  const uint64_t sequence = home.post(Kind::kCopyOut, {from, bytes, block});
+  try {
+    home.synchronize();
+  } catch (...) {
+    releaseHostAfter(block, home, sequence);
+    throw;
+  }
   memory::copyBytes(to, host.at(block), bytes);
   host.release(block);
   countTransfer(home, 0, bytes, bytes);

@@ -2,15 +2,13 @@
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
+#include "client/torch/kernels.h"
+
 // torch's macros name ATen's types without their namespace.
 namespace at {
 namespace {
 
-TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFallthrough());
-}
-
-TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+void registerLists(torch::Library& m) {
 #define SHOAL_LOWER_PRECISION(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
   AT_FORALL_LOWER_PRECISION_FP(SHOAL_LOWER_PRECISION)
 #undef SHOAL_LOWER_PRECISION
@@ -28,3 +26,14 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
 
 }  // namespace
 }  // namespace at
+
+namespace shoal::client {
+
+void registerAutocast() {
+  constexpr auto key = c10::DispatchKey::AutocastPrivateUse1;
+  auto* others = new torch::Library(torch::Library::IMPL, "_", key, __FILE__, __LINE__);
+  others->fallback(torch::CppFunction::makeFallthrough());
+  at::registerLists(*new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__));
+}
+
+}  // namespace shoal::client

@@ -1,7 +1,7 @@
 // Composite operators that are better not decomposed: recurrent layers run whole at the worker, and
 // attention picks the worker's fused kernel. And what programs expect of any accelerator, though a
 // CPU worker has it not.
-#include "client/composites.h"
+#include "client/torch/composites.h"
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
@@ -15,10 +15,10 @@
 #include <mutex>
 #include <vector>
 
-#include "client/dispatch.h"
-#include "client/operator_info.h"
-#include "client/recorded.h"
-#include "client/tensor.h"
+#include "client/call/dispatch.h"
+#include "client/call/operator_info.h"
+#include "client/torch/tensor.h"
+#include "client/torch/worker_graph.h"
 
 namespace shoal::client {
 namespace {

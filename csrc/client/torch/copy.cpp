@@ -5,11 +5,15 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <mutex>
+#include <vector>
 
-#include "client/dispatch.h"
-#include "client/infer.h"
-#include "client/operator_info.h"
-#include "client/tensor.h"
+#include "client/call/dispatch.h"
+#include "client/call/infer.h"
+#include "client/call/operator_info.h"
+#include "client/member/devices.h"
+#include "client/member/interrupts.h"
+#include "client/torch/tensor.h"
 
 namespace shoal::client {
 namespace {
@@ -21,6 +25,32 @@ bool onDevice(const at::Tensor& tensor) {
 // Whether the tensor's elements fill one range of memory, in some order.
 bool isDense(const at::Tensor& tensor) {
   return tensor.is_non_overlapping_and_dense();
+}
+
+// A transfer whose wait was interrupted goes on, and may still use the program's memory.
+void keepWhileBusy(const at::Tensor& host, Session& session) {
+  struct Kept {
+    at::Tensor tensor;
+    uint32_t session;
+    std::vector<uint64_t> until;  // by member
+  };
+  static std::mutex mutex;
+  static auto* kept = new std::vector<Kept>;
+  const auto over = [](const Kept& one) {
+    Session* session = Devices::get().byNumber(one.session);
+    for (size_t i = 0; session != nullptr && i < one.until.size(); ++i) {
+      Stream& member = session->member(i);
+      if (member.usable() && !member.completed(one.until[i])) return false;
+    }
+    return true;
+  };
+  Kept added{host, session.number(), {}};
+  for (size_t i = 0; i < session.size(); ++i) {
+    added.until.push_back(session.member(i).lastSequence());
+  }
+  const std::lock_guard lock(mutex);
+  kept->erase(std::remove_if(kept->begin(), kept->end(), over), kept->end());
+  kept->push_back(std::move(added));
 }
 
 void copyOnDevice(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
@@ -44,14 +74,27 @@ void copyToDevice(at::Tensor& self, const at::Tensor& source, bool non_blocking)
     non_blocking = false;  // the temporary is ours: pageable, copied before this returns
   }
   const wire::Address base = baseOf(self);
-  sessionOf(self).upload(base, addressOf(self) - base, from.const_data_ptr(), from.nbytes(),
-                         non_blocking);
+  Session& session = sessionOf(self);
+  try {
+    session.upload(base, addressOf(self) - base, from.const_data_ptr(), from.nbytes(),
+                   non_blocking);
+  } catch (const Interrupted&) {
+    keepWhileBusy(from, session);
+    throw;
+  }
 }
 
-// Reads a dense tensor's bytes.
-void readFrom(const at::Tensor& from, void* to, bool non_blocking) {
+// Reads a dense tensor's bytes into those of `to`.
+void readFrom(const at::Tensor& from, at::Tensor& to, bool non_blocking) {
   const wire::Address base = baseOf(from);
-  sessionOf(from).download(base, addressOf(from) - base, to, from.nbytes(), non_blocking);
+  Session& session = sessionOf(from);
+  try {
+    session.download(base, addressOf(from) - base, to.mutable_data_ptr(), from.nbytes(),
+                     non_blocking);
+  } catch (const Interrupted&) {
+    keepWhileBusy(to, session);
+    throw;
+  }
 }
 
 void copyFromDevice(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
@@ -64,12 +107,12 @@ void copyFromDevice(at::Tensor& self, const at::Tensor& source, bool non_blockin
       from = same_layout;
       non_blocking = false;
     }
-    readFrom(from, self.mutable_data_ptr(), non_blocking);
+    readFrom(from, self, non_blocking);
     return;
   }
   from = from.contiguous();
   at::Tensor received = at::empty(from.sizes(), self.options());
-  readFrom(from, received.mutable_data_ptr(), false);
+  readFrom(from, received, false);
   self.copy_(received);
 }
 
@@ -164,7 +207,7 @@ at::Tensor copyFromAndResize(const at::Tensor& self, const at::Tensor& destinati
 at::Scalar localScalar(const at::Tensor& self) {
   // Only the bytes of the one element travel.
   at::Tensor host = at::empty({}, self.options().device(at::kCPU));
-  readFrom(self, host.mutable_data_ptr(), false);
+  readFrom(self, host, false);
   at::Scalar value = host.item();
   if (self.is_conj()) value = value.conj();
   return self.is_neg() ? -value : value;

@@ -1,4 +1,4 @@
-#include "client/generator.h"
+#include "client/torch/generator.h"
 
 #include <ATen/Functions.h>
 #include <ATen/Utils.h>
@@ -8,23 +8,36 @@
 #include <atomic>
 #include <cstring>
 #include <mutex>
+#include <optional>
+#include <vector>
 
-#include "client/devices.h"
+#include "client/member/devices.h"
+#include "wire/cursor.h"
 #include "wire/limits.h"
-#include "wire/reader.h"
 
 namespace shoal::client {
 namespace {
 
 std::atomic<uint64_t> g_next_number{wire::kFirstUserGenerator};
 
+struct DefaultGenerators {
+  std::mutex mutex;
+  std::array<at::Generator, kDevicesMax> made;
+  std::optional<uint64_t> seed;  // of those that are not made yet
+};
+
+DefaultGenerators& defaults() {
+  static auto* generators = new DefaultGenerators;  // never destroyed: torch may ask until the end
+  return *generators;
+}
+
 class GeneratorImpl final : public c10::GeneratorImpl {
  public:
-  GeneratorImpl(c10::DeviceIndex index, uint64_t number)
+  GeneratorImpl(c10::DeviceIndex index, uint64_t number, uint64_t seed)
       : c10::GeneratorImpl(c10::Device(c10::DeviceType::PrivateUse1, index),
                            c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
         number_(number),
-        seed_(number == 0 ? c10::detail::getNonDeterministicRandom() : c10::default_rng_seed_val) {}
+        seed_(seed) {}
   ~GeneratorImpl() override {
     if (number_ == 0 || session_ == 0) return;
     try {
@@ -111,8 +124,7 @@ class GeneratorImpl final : public c10::GeneratorImpl {
 
  private:
   GeneratorImpl* clone_impl() const override {
-    auto* copy = new GeneratorImpl(device().index(), g_next_number++);
-    copy->seed_ = seed_;
+    auto* copy = new GeneratorImpl(device().index(), g_next_number++, seed_);
     copy->set_state(*get_state());
     return copy;
   }
@@ -131,19 +143,35 @@ class GeneratorImpl final : public c10::GeneratorImpl {
 }  // namespace
 
 const at::Generator& defaultGenerator(c10::DeviceIndex index) {
-  static std::mutex mutex;
-  static std::array<at::Generator, kDevicesMax> generators;
   if (index < 0) index = Devices::current();
   TORCH_CHECK(index < kDevicesMax, "shoal:", static_cast<int>(index), " does not exist");
-  const std::lock_guard lock(mutex);
-  auto& generator = generators[static_cast<size_t>(index)];
-  if (!generator.defined()) generator = at::make_generator<GeneratorImpl>(index, uint64_t{0});
+  DefaultGenerators& all = defaults();
+  const std::lock_guard lock(all.mutex);
+  auto& generator = all.made[static_cast<size_t>(index)];
+  if (!generator.defined()) {
+    const uint64_t seed = all.seed ? *all.seed : c10::detail::getNonDeterministicRandom();
+    generator = at::make_generator<GeneratorImpl>(index, uint64_t{0}, seed);
+  }
   return generator;
+}
+
+void seedDefaultGenerators(uint64_t seed) {
+  std::vector<at::Generator> made;
+  {
+    DefaultGenerators& all = defaults();
+    const std::lock_guard lock(all.mutex);
+    all.seed = seed;
+    for (const auto& generator : all.made) {
+      if (generator.defined()) made.push_back(generator);
+    }
+  }
+  for (auto& generator : made) generator.set_current_seed(seed);
 }
 
 at::Generator newGenerator(c10::DeviceIndex index) {
   if (index < 0) index = Devices::current();
-  return at::make_generator<GeneratorImpl>(index, uint64_t{g_next_number++});
+  return at::make_generator<GeneratorImpl>(index, uint64_t{g_next_number++},
+                                           uint64_t{c10::default_rng_seed_val});
 }
 
 uint64_t generatorNumber(const at::Generator& generator, Session& session, c10::DeviceIndex index) {

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <atomic>
 
-#include "client/devices.h"
-#include "client/events.h"
-#include "wire/reader.h"
+#include "client/member/devices.h"
+#include "client/member/events.h"
+#include "wire/cursor.h"
 
 namespace shoal::client {
 namespace {
@@ -56,6 +56,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   c10::Device getDevice() const override { return {kType, Devices::current()}; }
   void setDevice(c10::Device device) const override {
     TORCH_CHECK(device.is_privateuseone(), "not a shoal device: ", device);
+    Devices::get().want();
     if (!device.has_index()) return;
     TORCH_CHECK(device.index() < kDevicesMax, device, " does not exist");
     Devices::setCurrent(device.index());
@@ -73,6 +74,12 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     return getNewStream(device, 0);
   }
   c10::Stream getNewStream(c10::Device device, int) const override {
+    // torch.Stream() of a guest comes with the index that getDevice() gave. A program that names
+    // the device gives none, or has come through setDevice().
+    if (!Devices::get().wanted() && device.has_index()) {
+      return c10::Stream(c10::Stream::DEFAULT, c10::kCPU);
+    }
+    Devices::get().want();
     static std::atomic<c10::StreamId> next{1};
     return c10::Stream(c10::Stream::UNSAFE, indexed(device), next++);
   }
@@ -81,10 +88,9 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     t_stream = stream.id();
     return before;
   }
-  // Autograd starts one thread for each device that exists at the program's first backward, and
-  // never again, so it must hear of all that a later lease may have. Users ask
-  // torch.shoal.device_count().
-  c10::DeviceIndex deviceCount() const noexcept override { return kDevicesMax; }
+  // Autograd starts a thread for each of these at the program's first backward pass; attach()
+  // starts those of a later lease. Users ask torch.shoal.device_count().
+  c10::DeviceIndex deviceCount() const noexcept override { return Devices::get().namesEver(); }
   c10::DeviceCapability getDeviceCapability(c10::Device) const override { return {}; }
 
   bool queryStream(const c10::Stream& stream) const override {
@@ -100,6 +106,9 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
 
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex,
               const c10::EventFlag) const override {
+    // A guest's torch.Event() is ours in name only; this is what torch says without an accelerator.
+    TORCH_CHECK(Devices::get().wanted(),
+                "Cannot access accelerator device when none is available.");
     const c10::DeviceIndex index = stream.device_index();
     Session& session = Devices::get().sessionWith(index);
     if (*event == nullptr) *event = new Event{g_next_event++, 0, 0, {}, {}};

@@ -1,12 +1,12 @@
 // The hooks by which torch finds the device's generators, pinned memory and allocator.
-#include "client/hooks.h"
+#include "client/torch/hooks.h"
 
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 
-#include "client/devices.h"
-#include "client/generator.h"
-#include "client/host_memory.h"
-#include "client/tensor.h"
+#include "client/member/devices.h"
+#include "client/space/host_memory.h"
+#include "client/torch/generator.h"
+#include "client/torch/tensor.h"
 
 namespace shoal::client {
 namespace {
@@ -14,9 +14,9 @@ namespace {
 class Hooks final : public at::PrivateUse1HooksInterface {
  public:
   bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return true; }
+  bool isAvailable() const override { return Devices::get().wanted(); }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return Devices::get().attached(); }
-  void init() const override { Devices::get().session(); }
+  void init() const override {}  // a lease is taken where one is needed
   c10::DeviceIndex deviceCount() const override { return Devices::get().count(); }
   void setCurrentDevice(c10::DeviceIndex device) const override { Devices::setCurrent(device); }
   c10::DeviceIndex getCurrentDevice() const override { return Devices::current(); }
@@ -44,6 +44,9 @@ class Hooks final : public at::PrivateUse1HooksInterface {
     return HostMemory::exists() && HostMemory::get().contains(data);
   }
   c10::Allocator* getPinnedMemoryAllocator() const override {
+    // What torch says where there is no accelerator.
+    TORCH_CHECK(Devices::get().wanted(),
+                "Cannot access accelerator device when none is available.");
     return HostMemory::pinnedAllocator();
   }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {

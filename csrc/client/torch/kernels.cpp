@@ -1,7 +1,7 @@
 // Which operators go to the worker whole. The rule: everything that computes. What only describes
 // (views, empty tensors), what asks about a tensor, and what torch composes of other operators with
 // a gradient of its own (CompositeImplicit) stays with the client.
-#include "client/kernels.h"
+#include "client/torch/kernels.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/jit_type.h>
@@ -12,8 +12,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "client/dispatch.h"
-#include "client/operator_info.h"
+#include "client/call/dispatch.h"
+#include "client/call/operator_info.h"
 
 namespace shoal::client {
 namespace {
@@ -147,19 +147,6 @@ void refuseLayout(const c10::OperatorHandle& op, torch::jit::Stack*) {
       "keep sparse, nested and quantized tensors on the CPU.");
 }
 
-TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuseLayout>());
-}
-TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuseLayout>());
-}
-TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuseLayout>());
-}
-TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuseLayout>());
-}
-
 }  // namespace
 
 void registerKernels() {
@@ -176,6 +163,11 @@ void registerKernels() {
   static auto* others =
       new torch::Library(torch::Library::IMPL, "_", DispatchKey::PrivateUse1, __FILE__, __LINE__);
   others->fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  for (const auto key : {DispatchKey::SparsePrivateUse1, DispatchKey::SparseCsrPrivateUse1,
+                         DispatchKey::QuantizedPrivateUse1, DispatchKey::NestedTensorPrivateUse1}) {
+    auto* layouts = new torch::Library(torch::Library::IMPL, "_", key, __FILE__, __LINE__);
+    layouts->fallback(torch::CppFunction::makeFromBoxedFunction<&refuseLayout>());
+  }
 }
 
 }  // namespace shoal::client

@@ -1,12 +1,12 @@
-#include "client/tensor.h"
+#include "client/torch/tensor.h"
 
 #include <c10/core/TensorImpl.h>
 
 #include <algorithm>
 
-#include "client/devices.h"
-#include "client/infer.h"
-#include "client/wide.h"
+#include "client/call/infer.h"
+#include "client/member/devices.h"
+#include "client/sharded/sharded_tensor.h"
 
 namespace shoal::client {
 namespace {

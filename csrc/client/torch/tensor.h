@@ -4,8 +4,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
-#include "client/call_cache.h"
-#include "client/session.h"
+#include "client/call/call_cache.h"
+#include "client/space/session.h"
 #include "wire/address.h"
 
 namespace shoal::client {

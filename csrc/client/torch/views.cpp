@@ -11,10 +11,10 @@
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
 
-#include "client/devices.h"
-#include "client/infer.h"
-#include "client/tensor.h"
-#include "client/wide.h"
+#include "client/call/infer.h"
+#include "client/member/devices.h"
+#include "client/sharded/sharded_tensor.h"
+#include "client/torch/tensor.h"
 
 namespace shoal::client {
 namespace {

@@ -1,4 +1,4 @@
-#include "client/recorded.h"
+#include "client/torch/worker_graph.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
@@ -9,9 +9,9 @@
 
 #include <atomic>
 
-#include "client/devices.h"
-#include "client/dispatch.h"
-#include "client/tensor.h"
+#include "client/call/dispatch.h"
+#include "client/member/devices.h"
+#include "client/torch/tensor.h"
 
 namespace shoal::client {
 namespace {

@@ -6,7 +6,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
-#include "client/operator_info.h"
+#include "client/call/operator_info.h"
 
 namespace shoal::client {
 

@@ -1,4 +1,4 @@
-#include "worker/calls.h"
+#include "worker/execute/calls.h"
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
@@ -14,7 +14,7 @@
 #include "transport/ring.h"
 #include "wire/layout.h"
 #include "wire/limits.h"
-#include "worker/failure.h"
+#include "worker/execute/failure.h"
 
 namespace shoal::worker {
 

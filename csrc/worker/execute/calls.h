@@ -11,9 +11,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "worker/device.h"
-#include "worker/prepared.h"
-#include "worker/segments.h"
+#include "worker/execute/device.h"
+#include "worker/execute/prepared.h"
+#include "worker/paging/segments.h"
 
 namespace shoal::worker {
 

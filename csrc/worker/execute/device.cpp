@@ -1,4 +1,4 @@
-#include "worker/device.h"
+#include "worker/execute/device.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
@@ -9,8 +9,8 @@
 #include <cstring>
 
 #include "transport/ring.h"
+#include "wire/cursor.h"
 #include "wire/limits.h"
-#include "wire/reader.h"
 
 namespace shoal::worker {
 namespace {

@@ -1,12 +1,13 @@
-#include "worker/executor.h"
+#include "worker/execute/executor.h"
 
 #include <ATen/Functions.h>
 
 #include <cstring>
 
+#include "base/byte_units.h"
 #include "transport/ring.h"
 #include "wire/limits.h"
-#include "worker/failure.h"
+#include "worker/execute/failure.h"
 
 namespace shoal::worker {
 
@@ -251,7 +252,9 @@ void Executor::adopt(Reader& reader) {
   if (!memory_.isHost()) throw ProtocolError("only a CPU device can adopt host memory");
   const uint64_t limit = memory_bytes_ + (pager_ != nullptr ? pager_->spillBytes() : 0);
   TORCH_CHECK_WITH(OutOfMemoryError, bytes <= limit && segments_.boundBytes() <= limit - bytes,
-                   "the lease of ", limit, " bytes has no room for ", bytes, " more");
+                   "the lease is out of memory. Tried to allocate ", memory::readable(bytes), "; ",
+                   memory::readable(segments_.boundBytes()), " of ", memory::readable(limit),
+                   " are in use.");
   segments_.adopt(address, host, bytes);
   bytes_in_ += bytes;
 }

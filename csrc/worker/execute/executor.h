@@ -6,16 +6,16 @@
 #include <vector>
 
 #include "memory/shared_memory.h"
-#include "worker/arena.h"
-#include "worker/calls.h"
-#include "worker/device.h"
-#include "worker/fetch.h"
-#include "worker/fetch_ahead.h"
-#include "worker/lookahead.h"
-#include "worker/pager.h"
-#include "worker/reader_memory.h"
-#include "worker/segments.h"
-#include "worker/shared_memories.h"
+#include "worker/execute/calls.h"
+#include "worker/execute/device.h"
+#include "worker/paging/arena.h"
+#include "worker/paging/fetch_ahead.h"
+#include "worker/paging/lookahead.h"
+#include "worker/paging/pager.h"
+#include "worker/paging/segments.h"
+#include "worker/peers/fetch.h"
+#include "worker/shared/reader_memory.h"
+#include "worker/shared/shared_memories.h"
 
 namespace shoal::worker {
 

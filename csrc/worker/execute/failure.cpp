@@ -1,8 +1,8 @@
-#include "worker/failure.h"
+#include "worker/execute/failure.h"
 
 #include <c10/util/Exception.h>
 
-#include "wire/reader.h"
+#include "wire/cursor.h"
 
 namespace shoal::worker {
 namespace {

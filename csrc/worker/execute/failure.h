@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "worker/segments.h"
+#include "worker/paging/segments.h"
 
 namespace shoal::worker {
 

@@ -1,4 +1,4 @@
-#include "worker/prepared.h"
+#include "worker/execute/prepared.h"
 
 #include <ATen/Functions.h>
 #include <ATen/core/jit_type.h>

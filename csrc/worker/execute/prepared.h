@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "wire/cursor.h"
 #include "wire/message.h"
-#include "wire/reader.h"
 
 namespace shoal::worker {
 

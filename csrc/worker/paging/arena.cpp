@@ -1,10 +1,12 @@
-#include "worker/arena.h"
+#include "worker/paging/arena.h"
 
 #include <c10/util/Exception.h>
 #include <sys/prctl.h>
 
 #include <algorithm>
 #include <cstring>
+
+#include "base/byte_units.h"
 
 namespace shoal::worker {
 namespace {
@@ -92,10 +94,11 @@ void Arena::copy_data(void* to, const void* from, std::size_t bytes) const {
 void Arena::outOfMemory(size_t bytes) const {
   std::lock_guard lock(mutex_);
   TORCH_CHECK_WITH(OutOfMemoryError, false, "shoal device ", device_name_,
-                   " is out of memory: ", bytes, " bytes were asked for, ",
-                   blocks_.usedBytes() + charged_bytes_, " of ", limit_bytes_,
-                   " bytes are in use. Free tensors, use a smaller batch, or ",
-                   "lease a device with more memory.");
+                   " is out of memory. Tried to allocate ", memory::readable(bytes), "; ",
+                   memory::readable(blocks_.usedBytes() + charged_bytes_), " of ",
+                   memory::readable(limit_bytes_),
+                   " are in use. Free tensors, use a smaller batch, or lease more with ",
+                   "shoal.connect(memory=\"8GiB\").");
 }
 
 void Arena::populateAhead() {

@@ -1,4 +1,4 @@
-#include "worker/copier.h"
+#include "worker/paging/copier.h"
 
 #include <sys/prctl.h>
 

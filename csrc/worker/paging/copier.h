@@ -13,7 +13,7 @@
 #include <mutex>
 #include <thread>
 
-#include "worker/swap_space.h"
+#include "worker/paging/swap_space.h"
 
 namespace shoal::worker {
 

@@ -1,7 +1,7 @@
-#include "worker/fetch_ahead.h"
+#include "worker/paging/fetch_ahead.h"
 
-#include "wire/reader.h"
-#include "worker/fetch.h"
+#include "wire/cursor.h"
+#include "worker/peers/fetch.h"
 
 namespace shoal::worker {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "transport/ring.h"
-#include "worker/peers.h"
+#include "worker/peers/peers.h"
 
 namespace shoal::worker {
 

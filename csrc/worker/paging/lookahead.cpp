@@ -1,4 +1,4 @@
-#include "worker/lookahead.h"
+#include "worker/paging/lookahead.h"
 
 #include "wire/address.h"
 #include "wire/message.h"

@@ -1,4 +1,4 @@
-#include "worker/pager.h"
+#include "worker/paging/pager.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "transport/ring.h"
-#include "wire/reader.h"
-#include "worker/segments.h"
+#include "wire/cursor.h"
+#include "worker/paging/segments.h"
 
 namespace shoal::worker {
 namespace {

@@ -22,10 +22,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "worker/arena.h"
-#include "worker/copier.h"
-#include "worker/lookahead.h"
-#include "worker/swap_space.h"
+#include "worker/paging/arena.h"
+#include "worker/paging/copier.h"
+#include "worker/paging/lookahead.h"
+#include "worker/paging/swap_space.h"
 
 namespace shoal::worker {
 

@@ -1,10 +1,10 @@
-#include "worker/segments.h"
+#include "worker/paging/segments.h"
 
 #include <algorithm>
 #include <cstdio>
 
 #include "memory/copy_bytes.h"
-#include "wire/reader.h"
+#include "wire/cursor.h"
 
 namespace shoal::worker {
 namespace {

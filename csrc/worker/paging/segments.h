@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "memory/shared_memory.h"
-#include "transport/places.h"
+#include "transport/location_table.h"
 #include "wire/address.h"
 #include "wire/message.h"
-#include "worker/pager.h"
-#include "worker/peers.h"
-#include "worker/shared_block.h"
+#include "worker/paging/pager.h"
+#include "worker/peers/peers.h"
+#include "worker/shared/shared_block.h"
 
 namespace shoal::worker {
 

@@ -1,4 +1,4 @@
-#include "worker/swap_space.h"
+#include "worker/paging/swap_space.h"
 
 #include <c10/util/Exception.h>
 

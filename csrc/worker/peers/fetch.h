@@ -5,7 +5,7 @@
 
 #include "network/frames.h"
 #include "wire/address.h"
-#include "wire/reader.h"
+#include "wire/cursor.h"
 
 namespace shoal::worker {
 

@@ -1,10 +1,10 @@
-#include "worker/peers.h"
+#include "worker/peers/peers.h"
 
 #include <algorithm>
 
 #include "transport/ring.h"
-#include "wire/reader.h"
-#include "worker/failure.h"
+#include "wire/cursor.h"
+#include "worker/execute/failure.h"
 
 namespace shoal::worker {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "memory/shared_memory.h"
 #include "network/peer_link.h"
-#include "transport/places.h"
+#include "transport/location_table.h"
 #include "transport/progress.h"
 #include "wire/address.h"
 

@@ -1,4 +1,4 @@
-#include "worker/worker.h"
+#include "worker/process/worker.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -10,19 +10,20 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <memory>
 #include <thread>
 
+#include "base/log.h"
 #include "memory/shared_memory.h"
 #include "network/worker_link.h"
-#include "transport/places.h"
+#include "transport/ending.h"
+#include "transport/location_table.h"
 #include "transport/progress.h"
 #include "transport/ring.h"
 #include "wire/limits.h"
-#include "worker/arena.h"
-#include "worker/executor.h"
-#include "worker/reader_memory.h"
+#include "worker/execute/executor.h"
+#include "worker/paging/arena.h"
+#include "worker/shared/reader_memory.h"
 
 namespace shoal::worker {
 namespace {
@@ -113,6 +114,7 @@ Worker::Worker(WorkerOptions options) : state_(new State) {
     state_->arena = std::make_unique<Arena>(SharedMemory::create("shoal-arena", addresses),
                                             options.memory_bytes, options.name);
   }
+  transport::setLastWords(options.last_words_fd);
   state_->options = std::move(options);
 }
 
@@ -173,12 +175,13 @@ void Worker::serve() {
       const bool heard = poll(peers, 2, transport::kHeartbeatMs) > 0;
       progress->heartbeat.fetch_add(1, std::memory_order_relaxed);
       if (!heard) continue;
-      if (peers[1].revents != 0 || (peers[0].revents & ~POLLIN) != 0) _exit(0);
+      if (peers[1].revents != 0) transport::endProcess(transport::Ending::kClientEnded);
+      if ((peers[0].revents & ~POLLIN) != 0) transport::endWithClient(socket, client);
       try {
         shared->receive(socket);
       } catch (const std::exception& error) {
-        std::fprintf(stderr, "shoal worker: the session ends: %s\n", error.what());
-        _exit(1);
+        transport::logError(std::string("the session ends: ") + error.what());
+        transport::endProcess(transport::Ending::kFailed, error.what());
       }
     }
   }).detach();
@@ -224,12 +227,11 @@ void Worker::serve() {
       transport::publish(*progress, sequence);
     }
   } catch (const transport::PeerLost&) {
-    _exit(0);
+    transport::endWithClient(options.socket, options.client_pidfd);
   } catch (const std::exception& error) {
     // The stream itself is broken: there is no next message to go on with.
-    std::fprintf(stderr, "shoal worker %s: session %u ends: %s\n", options.name.c_str(),
-                 options.session, error.what());
-    _exit(1);
+    transport::logError("session " + std::to_string(options.session) + " ends: " + error.what());
+    transport::endProcess(transport::Ending::kFailed, error.what());
   }
 }
 
@@ -245,9 +247,8 @@ void Worker::welcomeArrivals(transport::Progress* progress) {
         network::tellProgress(state_->arrivals->tls(), peer.endpoint, state_->member, *progress);
       } catch (const network::ConnectionLost& error) {
         // It counts us as lost when it hears no more of us, and we it when we need it.
-        std::fprintf(stderr, "shoal worker %s: device %s of its lease: %s\n",
-                     state_->options.name.c_str(), state_->peers->name(peer.peer).c_str(),
-                     error.what());
+        transport::logWarning("device " + state_->peers->name(peer.peer) +
+                              " of its lease: " + error.what());
       }
     }).detach();
   }
@@ -256,13 +257,13 @@ void Worker::welcomeArrivals(transport::Progress* progress) {
     const int64_t deadline = transport::nowNs() + kArrivalsNs;
     auto up = arrivals.await(network::Purpose::kUp, deadline);
     auto down = arrivals.await(network::Purpose::kDown, deadline);
-    network::serveLink({state_->requests.data(), state_->replies.data(), state_->host.data(),
-                        progress, state_->options.name},
-                       std::move(up), std::move(down));
+    network::serveLink(
+        {state_->requests.data(), state_->replies.data(), state_->host.data(), progress},
+        std::move(up), std::move(down));
   } catch (const network::ConnectionLost& error) {
-    std::fprintf(stderr, "shoal worker %s: session %u ends: %s\n", state_->options.name.c_str(),
-                 state_->options.session, error.what());
-    _exit(1);
+    transport::logError("session " + std::to_string(state_->options.session) +
+                        " ends: " + error.what());
+    transport::endProcess(transport::Ending::kFailed, error.what());
   }
 }
 

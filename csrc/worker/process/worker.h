@@ -7,14 +7,15 @@
 #include <string>
 #include <vector>
 
-#include "network/arrivals.h"
-#include "worker/peers.h"
+#include "network/data_connections.h"
+#include "worker/peers/peers.h"
 
 namespace shoal::worker {
 
 struct WorkerOptions {
-  int socket = -1;        // connected to the client; its end is the end of the session
-  int client_pidfd = -1;  // the client's process: its forked children may keep the socket open
+  int socket = -1;         // connected to the client; its end is the end of the session
+  int client_pidfd = -1;   // the client's process: its forked children may keep the socket open
+  int last_words_fd = -1;  // see transport/ending.h
   uint32_t session = 1;
   std::string device = "cpu";
   std::string name = "cpu";  // what errors call this device

@@ -1,4 +1,4 @@
-#include "worker/reader_memory.h"
+#include "worker/shared/reader_memory.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "wire/reader.h"
+#include "wire/cursor.h"
 
 namespace shoal::worker {
 

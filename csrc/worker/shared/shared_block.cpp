@@ -1,4 +1,4 @@
-#include "worker/shared_block.h"
+#include "worker/shared/shared_block.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "memory/copy_bytes.h"
-#include "wire/reader.h"
+#include "wire/cursor.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010

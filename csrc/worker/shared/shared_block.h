@@ -2,9 +2,9 @@
 //
 // Three descriptors make one. `memory` is a sealed memfd with the bytes; where everybody only
 // reads, the kernel itself refuses to map it for writing. `control` is a page in which the node's
-// directory (src/shoal/pool/share_server.py) says who may use the memory now; it is sealed, so that
-// only the directory writes to it. `line` tells the directory that we are here: it closes when the
-// block goes, whatever the reason.
+// directory (src/shoal/pool/node/share_server.py) says who may use the memory now; it is sealed, so
+// that only the directory writes to it. `line` tells the directory that we are here: it closes when
+// the block goes, whatever the reason.
 #pragma once
 
 #include <atomic>

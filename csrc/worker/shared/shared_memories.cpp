@@ -1,4 +1,4 @@
-#include "worker/shared_memories.h"
+#include "worker/shared/shared_memories.h"
 
 #include <sys/socket.h>
 #include <unistd.h>
@@ -7,8 +7,8 @@
 #include <cstring>
 
 #include "transport/shared_passing.h"
+#include "wire/cursor.h"
 #include "wire/limits.h"
-#include "wire/reader.h"
 
 namespace shoal::worker {
 namespace {

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "worker/shared_block.h"
+#include "worker/shared/shared_block.h"
 
 namespace shoal::worker {
 

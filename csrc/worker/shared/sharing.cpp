@@ -1,7 +1,8 @@
 // The executor's messages about memory that several sessions have.
+#include "base/byte_units.h"
 #include "wire/limits.h"
-#include "worker/executor.h"
-#include "worker/failure.h"
+#include "worker/execute/executor.h"
+#include "worker/execute/failure.h"
 
 namespace shoal::worker {
 
@@ -33,8 +34,9 @@ std::shared_ptr<SharedBlock> Executor::takeShared(const Sharing& sharing) {
   TORCH_CHECK_WITH(
       OutOfMemoryError,
       sharing.bytes <= memory_bytes_ && segments_.sharedBytes() <= memory_bytes_ - sharing.bytes,
-      "shared tensors stay in the device's memory: ", segments_.sharedBytes(),
-      " bytes are shared, ", sharing.bytes, " more do not fit its ", memory_bytes_, " bytes");
+      "the device is out of memory. Shared tensors stay in its memory: ",
+      memory::readable(segments_.sharedBytes()), " are shared, ", memory::readable(sharing.bytes),
+      " more do not fit its ", memory::readable(memory_bytes_), ".");
   TORCH_CHECK(segments_.sharedCount() < wire::kSharedMax, "a session shares at most ",
               wire::kSharedMax, " tensors");
   return std::make_shared<SharedBlock>(std::move(fds), sharing.bytes, sharing.role);
@@ -57,9 +59,10 @@ void Executor::open(Reader& reader) {
   const Sharing sharing = readSharing(reader, /*owner=*/false);
   try {
     const uint64_t limit = memory_bytes_ + (pager_ != nullptr ? pager_->spillBytes() : 0);
-    TORCH_CHECK_WITH(OutOfMemoryError,
-                     sharing.bytes <= limit && segments_.boundBytes() <= limit - sharing.bytes,
-                     "the lease of ", limit, " bytes has no room for ", sharing.bytes, " more");
+    TORCH_CHECK_WITH(
+        OutOfMemoryError, sharing.bytes <= limit && segments_.boundBytes() <= limit - sharing.bytes,
+        "the lease is out of memory. Tried to open ", memory::readable(sharing.bytes), "; ",
+        memory::readable(segments_.boundBytes()), " of ", memory::readable(limit), " are in use.");
     segments_.share(sharing.address, takeShared(sharing), sharing.bytes);
   } catch (...) {
     segments_.poison(sharing.address, describe(std::current_exception(), sequence_, "open"));

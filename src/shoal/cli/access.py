@@ -10,6 +10,7 @@ from shoal.cli.common import (
     ago,
     amount,
     ask,
+    govern,
     json_option,
     local_url,
     name_option,
@@ -17,10 +18,11 @@ from shoal.cli.common import (
     print_table,
 )  # fmt: skip
 from shoal.cli.up import address_for_others
-from shoal.pool import home, limits, messages
-from shoal.pool.agent import own_name
-from shoal.pool.client import split_address
-from shoal.pool.spec import parse_bytes
+from shoal.pool.base import limits, paths
+from shoal.pool.client.head_connection import split_address
+from shoal.pool.node.agent import own_name
+from shoal.pool.node.spec import parse_bytes
+from shoal.pool.wire import messages
 
 
 @click.command()
@@ -34,9 +36,9 @@ def join(invitation: str, wished: str | None, as_json: bool) -> None:
 
     Writes one small file that only you can read; from then on device="shoal" means that pool.
     """
-    from shoal.pool import joining
+    from shoal.pool.client import joining
 
-    made = joining.join(invitation, "client", wished or own_name(), home.identity_file())
+    made = joining.join(invitation, "client", wished or own_name(), paths.identity_file())
     if as_json:
         print_json({"name": made.name, "url": made.url, "identity": str(made.path)})
         return
@@ -59,13 +61,12 @@ def code(
     node: bool, minutes: float, devices: int | None, memory: str | None, name: str, as_json: bool
 ) -> None:
     """Print a code with which one client or node can join, once."""
-    url = local_url(name)
     memory_bytes = parse_bytes(memory) if memory is not None else None
     if devices is not None and devices < 1:
         raise click.ClickException("--devices: at least one")
     request = messages.MakeCode("node" if node else "client", minutes * 60, devices, memory_bytes)
-    made = ask(url, request, messages.Code)
-    status = ask(url, messages.Look(), messages.PoolStatus)
+    made = govern(name, request, messages.Code)
+    status = ask(local_url(name), messages.Look(), messages.PoolStatus)
     host, port = split_address(status.listen)
     verb = "shoal node --join" if node else "shoal join"
     line = f"{verb} {made.code}@{address_for_others(host, port)}"
@@ -81,7 +82,7 @@ def code(
 @json_option
 def clients(name: str, as_json: bool) -> None:
     """Who has joined the pool."""
-    found = ask(local_url(name), messages.ListClients(), messages.ClientList).clients
+    found = govern(name, messages.ListClients(), messages.ClientList).clients
     if as_json:
         print_json(found)
         return
@@ -104,7 +105,7 @@ def clients(name: str, as_json: bool) -> None:
 @json_option
 def revoke(who: str, name: str, as_json: bool) -> None:
     """Throw a client or node out: its sessions end now, its certificate opens nothing any more."""
-    done = ask(local_url(name), messages.RevokeClient(who), messages.Done)
+    done = govern(name, messages.RevokeClient(who), messages.Done)
     if as_json:
         print_json({"revoked": who, "text": done.text})
     else:
@@ -117,7 +118,7 @@ def revoke(who: str, name: str, as_json: bool) -> None:
 @json_option
 def audit(count: int, name: str, as_json: bool) -> None:
     """What happened in the pool, newest last."""
-    found = ask(local_url(name), messages.ReadAudit(count), messages.AuditLog).entries
+    found = govern(name, messages.ReadAudit(count), messages.AuditLog).entries
     if as_json:
         print_json(found)
         return

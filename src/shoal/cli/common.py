@@ -9,7 +9,9 @@ import click
 import msgspec
 
 from shoal.errors import LeaseError, PoolError
-from shoal.pool import client, home, messages
+from shoal.pool.base import paths
+from shoal.pool.client import head_connection
+from shoal.pool.wire import messages
 
 ANSWER_S = 10.0
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -27,29 +29,51 @@ name_option = click.option(
 def pool_url(pool: str | None) -> str:
     """The pool that a command means."""
     if pool is None:
-        return client.default_url() or local_url("default")
+        return head_connection.default_url() or local_url("default")
     return pool if "://" in pool else local_url(pool)
 
 
 def local_url(name: str) -> str:
-    return client.LOCAL_PREFIX + home.local_pool_id(name)
+    return head_connection.LOCAL_PREFIX + paths.local_pool_id(name)
+
+
+class NoPool(PoolError):
+    """No head answers on this machine."""
+
+
+NO_POOL = (
+    "no pool: none runs on this machine, and none was joined. Start one with `shoal up`, or join one "
+    "with `shoal join CODE@HOST`."
+)
 
 
 def ask(url: str, request: messages.Message, answer: type[Answer]) -> Answer:
     """The head's answer, or an error that says what to type."""
     try:
-        with client.Connection(url, ANSWER_S) as connection:
+        with head_connection.Connection(url, ANSWER_S) as connection:
             found = connection.ask(request, ANSWER_S)
     except LeaseError as error:
-        if url == local_url("default") and "cannot be reached" in str(error):
-            raise PoolError(
-                "no pool: none runs on this machine, and none was joined. Start one with `shoal up`, "
-                "or join one with `shoal join CODE@HOST`."
-            ) from None
+        if url.startswith(head_connection.LOCAL_PREFIX) and "cannot be reached" in str(error):
+            raise NoPool(NO_POOL if url == local_url("default") else str(error)) from None
         raise
     if not isinstance(found, answer):
         raise PoolError(f"the head answered {type(found).__name__}; is it of another version?")
     return found
+
+
+def govern(name: str, request: messages.Message, answer: type[Answer]) -> Answer:
+    """Ask what only the owner of a pool may, on the machine where its head runs."""
+    try:
+        return ask(local_url(name), request, answer)
+    except NoPool:
+        joined = head_connection.default_url()
+        if joined is None or not joined.startswith(head_connection.NETWORK_PREFIX):
+            raise
+        verb = click.get_current_context().info_name
+        raise PoolError(
+            f"`shoal {verb}` is for the pool's owner, on the head's machine. This machine is only a "
+            f"client of {joined}, and runs no pool {name} of its own. Type it there."
+        ) from None
 
 
 def print_json(value: Any) -> None:

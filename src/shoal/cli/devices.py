@@ -16,10 +16,10 @@ from shoal.cli.common import (
     pool_url,
     print_json,
 )  # fmt: skip
-from shoal.cli.look import look, print_devices
+from shoal.cli.status import look, print_devices
 from shoal.errors import PoolError
-from shoal.pool import messages
-from shoal.schedule.device_profile import DeviceProfile
+from shoal.pool.wire import messages
+from shoal.schedule.model.device_profile import DeviceProfile
 
 POLL_S = 0.1
 

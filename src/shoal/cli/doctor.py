@@ -15,9 +15,13 @@ import click
 import msgspec
 
 import shoal
-from shoal.cli.common import ago, json_option, pool_option, pool_url, print_json
-from shoal.errors import ShoalError
-from shoal.pool import client, home, messages, tls
+import shoal_autoload
+from shoal.cli.common import ago, json_option, local_url, pool_option, pool_url, print_json
+from shoal.errors import ShoalError, describe
+from shoal.pool.base import paths
+from shoal.pool.client import head_connection
+from shoal.pool.wire import messages, tls
+from shoal.schedule.model.entities import show_bytes
 
 TORCH = "2.13.0"
 CLOCK_S_MAX = (
@@ -26,6 +30,7 @@ CLOCK_S_MAX = (
 ROUND_TRIP_MS_SLOW = 5.0
 CERTIFICATE_DAYS_LOW = 30
 ANSWER_S = 5.0
+STATE_FREE_BYTES_LOW = 64 * 1024  # a few changes
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -60,6 +65,12 @@ def installation() -> Iterator[Finding]:
         "core", "good" if core else "bad", "compiled" if core else "the compiled core is missing",
         "" if core else "pip install --no-build-isolation .",
     )  # fmt: skip
+    try:
+        yield Finding("libssl", "good", str(tls.library().OPENSSL_VERSION))
+    except ShoalError as error:
+        yield Finding(
+            "libssl", "bad", str(error).partition(f". {tls.LIBSSL_HELP}")[0], tls.LIBSSL_HELP
+        )
     with open("/proc/sys/kernel/osrelease") as file:
         yield Finding("kernel", "good", f"{file.read().strip()}; {_kernel_tls()}")
 
@@ -74,9 +85,44 @@ def _kernel_tls() -> str:
     return "TLS in the process" + ("; the kernel has it too" if there else ", the kernel has none")
 
 
+def device() -> Iterator[Finding]:
+    """Whether torch knows the device, and which programs use it."""
+    try:
+        other = shoal_autoload.other_accelerator()  # imports torch, and registers the device
+        import torch
+
+        torch.device("shoal")
+    except Exception as error:  # whatever keeps torch from its device
+        yield Finding("device", "bad", describe(error), "python -m shoal_autoload shows all of it")
+        return
+    asked = shoal_autoload.asked()
+    if asked:
+        yield Finding("device", "good", f"programs use it unless they name another ({asked})")
+        return
+    if other:
+        yield Finding(
+            "device", "note", f"{other} is usable here, and no pool was asked for: torch knows the "
+            "name shoal only in programs that import shoal",
+            'import shoal, before device="shoal"; or: export SHOAL_DEFAULT=1',
+        )  # fmt: skip
+        return
+    why = "SHOAL_DEFAULT=0" if shoal_autoload.declined() else "no pool was asked for"
+    yield Finding("device", "good", f"only programs that name it use it ({why})")
+
+
+def state() -> Iterator[Finding]:
+    """Where a pool of this machine keeps its files."""
+    path = paths.state_directory("default")
+    there = next(p for p in (path, *path.parents) if p.exists())
+    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        yield Finding("state", "good", str(path))
+    else:
+        yield Finding("state", "bad", f"{path} cannot be written", "export SHOAL_STATE=DIR")
+
+
 def identity() -> Iterator[Finding]:
     """The file that `shoal join` wrote."""
-    path = home.identity_file()
+    path = paths.identity_file()
     if not path.exists():
         yield Finding(
             "identity", "note", f"none at {path}", "shoal join CODE@HOST, to use a pool elsewhere"
@@ -84,40 +130,63 @@ def identity() -> Iterator[Finding]:
         return
     try:
         found = tls.Identity.load(path)
-        from shoal.pool.identity import expiry_of
+        from shoal.pool.access.identity import expiry_of
 
         days = (expiry_of(found.certificate) - time.time()) / 86400
-    except (ShoalError, ValueError) as error:
-        yield Finding("identity", "bad", str(error), "shoal join CODE@HOST")
+    except (ShoalError, ValueError, ImportError) as error:
+        yield Finding("identity", "bad", describe(error), "shoal join CODE@HOST")
         return
     state = "good" if days > CERTIFICATE_DAYS_LOW else "note" if days > 0 else "bad"
     text = f"{found.name} of {found.url}, good for {days:.0f} days"
     yield Finding("identity", state, text, "" if state == "good" else "shoal join CODE@HOST")
 
 
+def pool_findings(named: str | None) -> Iterator[Finding]:
+    """The pool that commands and programs use, if there is one."""
+    try:
+        chosen = head_connection.default_url()
+    except ShoalError:
+        return  # the identity is no good, which was said
+    if named is None and chosen is None and not _runs_here():
+        yield Finding(
+            "pool", "note", "none: SHOAL_POOL is not set, none was joined, none runs on this machine",
+            'shoal up, or shoal join CODE@HOST; without, device="shoal" starts one for its program',
+        )  # fmt: skip
+        return
+    yield from connection(pool_url(named))
+
+
+def _runs_here() -> bool:
+    try:
+        head_connection.Connection(local_url("default"), ANSWER_S).close()
+    except ShoalError:
+        return False
+    return True
+
+
 def connection(url: str) -> Iterator[Finding]:
     """The way to the head, and how it is."""
-    yield Finding("pool", "good", f"{url} ({_why(url)})")
-    if url.startswith(client.NETWORK_PREFIX):
+    if url.startswith(head_connection.NETWORK_PREFIX):
         port = _port(url)
         yield port
         if port.state == "bad":
             return
     try:
         before = time.time()
-        with client.Connection(url, ANSWER_S) as head:
+        with head_connection.Connection(url, ANSWER_S) as head:
             status = head.ask(messages.Look(), ANSWER_S)
             after = time.time()
             trips_s = [_round_trip_s(head) for _ in range(5)]
     except ShoalError as error:
-        yield Finding("head", "bad", str(error), _reach_help(url))
+        yield Finding("head", "bad", str(error), _reach_help(url, str(error)))
         return
     assert isinstance(status, messages.PoolStatus)
+    yield Finding("pool", "good", f"{url} ({_why(url)})")
     yield Finding("head", "good", f"answers; up for {ago(status.now - status.started)}")
     same = status.shoal == shoal.__version__
     yield Finding(
         "versions", "good" if same else "bad", f"shoal {shoal.__version__} here, {status.shoal} there",
-        "" if same else f"pip install shoal=={status.shoal}",
+        "" if same else f"install shoal {status.shoal}, as README.md says",
     )  # fmt: skip
     off_s = max(before - status.now, status.now - after, 0.0)
     on_time = off_s <= CLOCK_S_MAX
@@ -132,10 +201,30 @@ def connection(url: str) -> Iterator[Finding]:
         "round trip", "note" if slow else "good", f"{trip_ms:.2f} ms",
         "every .item() waits this long; choose a nearer pool or read less often" if slow else "",
     )  # fmt: skip
+    yield _state(status.state)
     yield from _devices(status)
 
 
-def _round_trip_s(head: client.Connection) -> float:
+def _state(state: messages.StateInfo) -> Finding:
+    """What the head keeps on its disk."""
+    if state.error:
+        text = f"the head cannot write its state: {state.error}"
+        if state.unwritten:
+            text += f"; {state.unwritten} change(s) wait, and are lost if the head ends"
+        return Finding("state", "bad", text, "df, on the head's machine; make room there")
+    if state.free_bytes is None:
+        return Finding("state", "good", "in the head's memory: the pool ends with its program")
+    free = show_bytes(state.free_bytes)
+    if state.free_bytes < STATE_FREE_BYTES_LOW:
+        text = f"the disk of the head's state is full: {free} left"
+        return Finding("state", "bad", text, "df, on the head's machine; make room there")
+    if state.failed_writes:
+        text = f"written, with {free} left; {state.failed_writes} write(s) failed before"
+        return Finding("state", "note", text, "shoal audit, for what happened")
+    return Finding("state", "good", f"written, with {free} left on the head's disk")
+
+
+def _round_trip_s(head: head_connection.Connection) -> float:
     begin = time.monotonic()
     head.ask(messages.Beat(), ANSWER_S)
     return time.monotonic() - begin
@@ -144,34 +233,39 @@ def _round_trip_s(head: client.Connection) -> float:
 def _why(url: str) -> str:
     if os.environ.get("SHOAL_POOL") == url:
         return "from $SHOAL_POOL"
-    return "joined" if url.startswith(client.NETWORK_PREFIX) else "on this machine"
+    return "joined" if url.startswith(head_connection.NETWORK_PREFIX) else "on this machine"
 
 
 def _port(url: str) -> Finding:
-    host, port = client.split_address(url.removeprefix(client.NETWORK_PREFIX))
+    host, port = head_connection.split_address(url.removeprefix(head_connection.NETWORK_PREFIX))
     begin = time.monotonic()
     try:
         socket.create_connection((host, port), timeout=ANSWER_S).close()
     except OSError as error:
         return Finding(
-            "port", "bad", f"{client.join_address(host, port)}: {error}",
+            "port", "bad", f"{head_connection.join_address(host, port)}: {error}",
             f"on the head's machine: shoal status; from here: nc -vz {host} {port}",
         )  # fmt: skip
     took_ms = (time.monotonic() - begin) * 1e3
-    return Finding("port", "good", f"{client.join_address(host, port)} answers in {took_ms:.1f} ms")
+    return Finding(
+        "port", "good", f"{head_connection.join_address(host, port)} answers in {took_ms:.1f} ms"
+    )
 
 
-def _reach_help(url: str) -> str:
-    if url.startswith(client.LOCAL_PREFIX):
+def _reach_help(url: str, problem: str) -> str:
+    if "clock" in problem:
+        return "timedatectl set-ntp true, on the machine whose clock is wrong"
+    if url.startswith(head_connection.LOCAL_PREFIX):
         return "shoal up"
     return "shoal join CODE@HOST, with a new code of `shoal code`"
 
 
 def _devices(status: messages.PoolStatus) -> Iterator[Finding]:
     for node in status.nodes:
-        if node.state == "absent":
-            text = f"{node.name} was last heard of {ago(node.last_beat_s)} ago"
-            yield Finding("node", "bad", text, "shoal node, on that machine")
+        if node.state in ("absent", "lost"):
+            text = f"{node.name} is {node.state}, last heard {ago(node.last_beat_s)} ago"
+            gone = f"; if it is gone for good: shoal revoke {node.name}"
+            yield Finding("node", "bad", text, f"on that machine: shoal node{gone}")
         if abs(node.clock_ahead_s) > CLOCK_S_MAX:
             text = f"{node.name}: its clock is {node.clock_ahead_s:+.0f} s off the head's"
             yield Finding("clocks", "bad", text, "timedatectl set-ntp true, on that machine")
@@ -193,11 +287,12 @@ def _devices(status: messages.PoolStatus) -> Iterator[Finding]:
 def doctor(pool: str | None, as_json: bool) -> None:
     """Find what is wrong with an installation or connection, and what to type."""
     found: list[Finding] = []
-    url = pool_url(pool)
     checks: list[Callable[[], Iterator[Finding]]] = [
         installation,
+        device,
+        state,
         identity,
-        lambda: connection(url),
+        lambda: pool_findings(pool),
     ]
     for check in checks:
         for finding in check():

@@ -11,15 +11,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from shoal.cli import workload
-from shoal.schedule.bounds import Bounds, bounds
-from shoal.schedule.metrics import Figures, figures
-from shoal.schedule.model import Pool, Trace
-from shoal.schedule.plots import page
-from shoal.schedule.policy import policies
-from shoal.schedule.simulator import Result, Simulation, StuckError
-from shoal.schedule.synthetic import generate
-from shoal.schedule.tables import check_trace, read_trace, write_trace
-from shoal.schedule.throughputs import Throughputs
+from shoal.schedule.allocator.policy import policies
+from shoal.schedule.formats.tables import check_trace, read_trace, write_trace
+from shoal.schedule.model.entities import Pool, Trace
+from shoal.schedule.model.throughputs import Throughputs
+from shoal.schedule.simulate.bounds import Bounds, bounds
+from shoal.schedule.simulate.metrics import Figures, figures
+from shoal.schedule.simulate.plots import page
+from shoal.schedule.simulate.simulator import Result, Simulation, StuckError
+from shoal.schedule.simulate.synthetic import generate
 
 #: Rounds kept for the plots of larger runs would fill the memory.
 SPANS_TASKS_MAX = 5000

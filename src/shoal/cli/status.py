@@ -16,8 +16,8 @@ from shoal.cli.common import (
     print_json,
     print_table,
 )  # fmt: skip
-from shoal.pool import messages
-from shoal.schedule.device_profile import DeviceProfile
+from shoal.pool.wire import messages
+from shoal.schedule.model.device_profile import DeviceProfile
 
 SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64"}
 

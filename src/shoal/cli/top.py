@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from shoal.cli.common import ago, amount, json_option, pool_option, pool_url, print_json
-from shoal.cli.look import look
+from shoal.cli.status import look
 from shoal.errors import ShoalError
-from shoal.pool import messages
-from shoal.pool.fields import SessionPart
+from shoal.pool.wire import messages
+from shoal.pool.wire.message_fields import SessionPart
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -21,12 +21,15 @@ from shoal.cli.common import (
     print_json,
 )  # fmt: skip
 from shoal.errors import PoolError
-from shoal.pool import agent_process, head_process, home, limits, messages, supervisor
-from shoal.pool.agent import own_name
-from shoal.pool.client import NETWORK_PREFIX, join_address, split_address
-from shoal.pool.folders import named
-from shoal.pool.metrics import is_loopback
-from shoal.pool.spec import parse_device
+from shoal.pool.base import limits, log, paths
+from shoal.pool.base.folders import named
+from shoal.pool.client.head_connection import NETWORK_PREFIX, join_address, open_tls, split_address
+from shoal.pool.head.metrics import is_loopback
+from shoal.pool.local import agent_process, head_process, supervisor
+from shoal.pool.node import machine
+from shoal.pool.node.agent import own_name
+from shoal.pool.node.spec import parse_device
+from shoal.pool.wire import messages, tls
 
 device_option = click.option(
     "--device", "devices", multiple=True, metavar="SPEC",
@@ -82,9 +85,8 @@ def up(
     shoal up
     shoal up --device cuda:0 --device cuda:1 --listen 10.0.0.1
     """
-    state = home.state_directory(name)
-    for number, text in enumerate(devices):
-        parse_device(text, number)  # an error now rather than in another process
+    state = paths.state_directory(name)
+    _check(devices)
     served = named(folders)
     if served and listen is None:
         raise PoolError(
@@ -95,9 +97,10 @@ def up(
         _detach(state)
         return
     lock = supervisor.Lock(state)
+    log.set_up("supervisor")
     head = head_process.Options(pool=name, state=str(state))
     agent = agent_process.Options(
-        pool_id=home.local_pool_id(name), node=own_name(), devices=list(devices) or None,
+        pool_id=paths.local_pool_id(name), node=own_name(), devices=list(devices) or None,
         profiles=str(state / PROFILES) if profile else "",
     )  # fmt: skip
     if listen is not None:
@@ -112,8 +115,8 @@ def up(
             raise PoolError("metrics beyond this machine need an identity; add --listen ADDRESS")
     parts = [_part("head", head_process, head), _part("agent", agent_process, agent)]
     watcher = supervisor.Supervisor(parts)
-    if not as_json:
-        click.echo("starting the devices (each imports torch, which takes a moment) …", err=True)
+    if not as_json and sys.stderr.isatty():
+        click.echo("starting the devices …", err=True)
     try:
         watcher.start()
         _tell(name, head, as_json)
@@ -123,13 +126,31 @@ def up(
         del lock
 
 
+def _check(devices: tuple[str, ...]) -> None:
+    """Raise for what cannot work now, rather than in another process."""
+    log.check_settings()
+    for warning in machine.check([parse_device(text, n) for n, text in enumerate(devices)]):
+        click.echo(f"Warning: {warning}", err=True)
+
+
+def _check_head(identity: tls.Identity) -> None:
+    """Raise if the head is there and this node could never use it. One that is away may come later."""
+    host, port = split_address(identity.url.removeprefix(NETWORK_PREFIX))
+    try:
+        open_tls(host, port, identity, "head.shoal", limits.HANDSHAKE_S).close()
+    except OSError as error:
+        problem = tls.certificate_problem(error)
+        if problem is not None:
+            raise PoolError(f"this node cannot use {identity.url}: {problem}") from None
+
+
 def _part(name: str, module: object, options: msgspec.Struct) -> supervisor.Part:
     return supervisor.Part(name, module.__name__, msgspec.json.encode(options).decode())  # type: ignore[attr-defined]
 
 
 def _own_identity(state: Path, pool: str, node: str) -> Path:
     """The certificate of this machine's own device servers."""
-    from shoal.pool.identity import Authority
+    from shoal.pool.access.identity import Authority
 
     return Authority.open(state, pool).own_identity(state, "node", node, time.time()).path
 
@@ -179,7 +200,7 @@ def _address_towards(host: str) -> str:
 
 def _detach(state: Path) -> None:
     """Runs the same command in a process of its own, and says what it says until it is ready."""
-    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    paths.make_directory(state)
     arguments = [a for a in sys.argv[1:] if a not in ("--detach", "-d")]
     log = state / "log"
     with open(log, "ab") as errors:
@@ -213,7 +234,7 @@ LAST_LINES = (b"ends it.\n", b"}\n")
 @json_option
 def down(name: str, as_json: bool) -> None:
     """End a pool or node that runs on this machine. Its clients' sessions end."""
-    ended = supervisor.stop(home.state_directory(name))
+    ended = supervisor.stop(paths.state_directory(name))
     if as_json:
         print_json({"name": name, "ended": ended})
     elif ended:
@@ -254,16 +275,16 @@ def node(
     shoal node --join CODE@HOST
     shoal node
     """
-    from shoal.pool import joining, tls
+    from shoal.pool.client import joining
 
-    state = home.state_directory(name)
-    for number, text in enumerate(devices):
-        parse_device(text, number)
+    state = paths.state_directory(name)
+    _check(devices)
     served = named(folders)
     if detach:
         _detach(state)
         return
     lock = supervisor.Lock(state)
+    log.set_up("supervisor")
     path = state / "node.pem"
     if invitation is not None:
         identity = joining.join(invitation, "node", wished or own_name(), path)
@@ -274,12 +295,13 @@ def node(
             "this machine is no node yet. Type `shoal code --node` on the head's machine, and here: "
             "shoal node --join CODE@HOST"
         )
+    _check_head(identity)
     head_host, head_port = split_address(identity.url.removeprefix(NETWORK_PREFIX))
     host, port = _address_towards(head_host), head_port + 1
     if listen is not None:
         host, port = split_address(listen, head_port + 1)
     options = agent_process.Options(
-        pool_id=f"{home.local_pool_id(name)}-node", node=identity.name, devices=list(devices) or None,
+        pool_id=f"{paths.local_pool_id(name)}-node", node=identity.name, devices=list(devices) or None,
         identity=str(path), host=host, port=port, head=identity.url, folders=served,
         profiles=str(state / PROFILES) if profile else "",
     )  # fmt: skip

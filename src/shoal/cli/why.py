@@ -12,11 +12,11 @@ from rich.console import Console
 
 from shoal.cli import workload
 from shoal.cli.common import json_option, print_json
-from shoal.schedule.explain import Explanation, Reason, explain
-from shoal.schedule.model import Trace
+from shoal.schedule.allocator.explain import Explanation, Reason, explain
+from shoal.schedule.formats.tables import check_trace, read_trace
+from shoal.schedule.model.entities import Trace
 from shoal.schedule.policies.shoal import Shoal
-from shoal.schedule.simulator import Simulation, StuckError
-from shoal.schedule.tables import check_trace, read_trace
+from shoal.schedule.simulate.simulator import Simulation, StuckError
 
 NEVER = 3  # exit code: as things are, it never runs
 NAMES_SHOWN = 5

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import click
 
-from shoal.schedule.model import TOGETHER_MAX, Pool
+from shoal.schedule.allocator.policy import Policy, policies
+from shoal.schedule.formats.tables import read_table
+from shoal.schedule.model.entities import TOGETHER_MAX, Pool
+from shoal.schedule.model.throughputs import Throughputs
 from shoal.schedule.policies.shoal import BALANCE, Shoal
-from shoal.schedule.policy import Policy, policies
-from shoal.schedule.tables import read_table
-from shoal.schedule.throughputs import Throughputs
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -10,6 +10,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -17,23 +18,31 @@ from typing import Literal, get_args
 import msgspec
 import torch
 
-from shoal import _core
-from shoal.device import network
+from shoal import _core, integrations
+from shoal.device import by_name, guest, network
 from shoal.errors import LeaseError, ProtocolError
-from shoal.pool import client, frames, home, local, messages
-from shoal.pool.fields import SessionPart
-from shoal.pool.keeper import Keeper
-from shoal.pool.spec import parse_memory
+from shoal.pool.base import paths
+from shoal.pool.client import head_connection
+from shoal.pool.client.lease_keepalive import Keeper
+from shoal.pool.local import local_pool
+from shoal.pool.node.spec import parse_memory
+from shoal.pool.wire import frames, messages
+from shoal.pool.wire.end_reasons import End, Why
+from shoal.pool.wire.message_fields import SessionPart
+from shoal_autoload import asked, declined
 
 _log = logging.getLogger("shoal")
 
 _lock = threading.RLock()
 _lease: Lease | None = None
-_embedded: local.Pool | None = None
+_embedded: local_pool.Pool | None = None
 _forked = False  # this process is a fork of one that held a lease
 HELLO_TIMEOUT_S = 30.0
 _HEARTBEAT, _HEARTBEAT_AT = struct.Struct("=Q"), 64  # in csrc/transport/progress.h
 Transport = Literal["auto", "network"]
+# What the core saw of a device that it lost: `Seen` in csrc/client/member/errors.h; and how long the
+# head's word is waited for, which knows more. A silent network is noticed after 4 s, and told within 5.
+_SEEN = [(Why.UNKNOWN, 1.0), (Why.CUT, 0.8), (Why.WORKER_HUNG, 0.0), (Why.WORKER_FAILED, 1.0)]
 
 
 class Lease:
@@ -45,7 +54,7 @@ class Lease:
 
     def __init__(
         self,
-        head: client.Connection,
+        head: head_connection.Connection,
         granted: messages.Lease,
         opened: list[_Opened],
         sockets: list[socket.socket],
@@ -57,7 +66,12 @@ class Lease:
         self.number = granted.lease
         self.epoch = granted.epoch
         self.granted = granted.devices
-        self.end_reason: str | None = None  # why the pool took devices back, if it did
+        self.end: End | None = None  # why the pool took devices back, if it did
+        self._session = granted.devices[0].session
+        self._ends: dict[SessionPart, End] = {}  # of the devices that are lost
+        self._guessed: set[SessionPart] = set()  # of them, those that the head has not explained
+        self._told = threading.Condition()  # that there are more of them
+        self._asking = threading.Lock()  # held by the thread that listens to the head
         self._head = head
         self._sockets = sockets
         self._counting = threading.Lock()  # held while counters of the devices are read
@@ -75,6 +89,11 @@ class Lease:
     @property
     def active(self) -> bool:
         return _lease is self
+
+    @property
+    def end_reason(self) -> str | None:
+        """Why the pool took devices back, if it did."""
+        return self.end.text if self.end is not None else None
 
     def heartbeat(self, device: int) -> int | None:
         """A number that the worker of a device (0 is the first) counts up five times a second, also
@@ -102,12 +121,14 @@ class Lease:
             with self._counting:
                 self._closing = True
                 self._forget_progress()
+            self._give_back()
             _core.detach()
-            self._let_go()
 
-    def _let_go(self) -> None:
-        """The lease ends when its connection to the head does, or when its keeper says so."""
+    def _give_back(self) -> None:
+        """Tell the head first: else it would hear of a worker that lost its client."""
         if self._keeper is None:
+            with suppress(ProtocolError):
+                self._head.send(messages.Release())
             self._head.close()
         else:
             self._keeper.stop()
@@ -131,16 +152,61 @@ class Lease:
         for copy in self._sockets:
             copy.close()
 
-    def _on_lost(self, parts: list[SessionPart], reason: str) -> None:
-        """Runs in the keeper's thread: whoever waits for these devices gets DeviceLostError now."""
+    def _on_lost(self, parts: list[SessionPart], end: End, guessed: bool = False) -> None:
+        """Devices of the lease are lost: whoever waits for them gets DeviceLostError now."""
         if self._closing:
             return
-        self.end_reason = reason
-        for device, copy in zip(self.granted, self._sockets, strict=True):
-            if device.part in parts:
-                _log.warning("shoal: device %s of this lease is lost: %s", device.info.name, reason)
-                with suppress(OSError):  # it may be gone already
-                    copy.shutdown(socket.SHUT_RDWR)
+        with self._told:
+            new = [p for p in parts if p not in self._ends or p in self._guessed]
+        for member, device in enumerate(self.granted):
+            if device.part in new:
+                if not guessed:
+                    _core.tell_lost(self._session, member, end.text)
+                name = device.info.name
+                _log.warning("shoal: device %s of this lease is lost: %s", name, end.text)
+                if self._sockets:
+                    with suppress(OSError):  # it may be gone already
+                        self._sockets[member].shutdown(socket.SHUT_RDWR)
+        with self._told:  # whoever learns the reason finds the devices lost
+            if new and (self.end is None or self.end in map(self._ends.get, self._guessed)):
+                self.end = end
+            self._ends.update((p, end) for p in new)
+            self._guessed = self._guessed | set(new) if guessed else self._guessed - set(new)
+            self._told.notify_all()
+
+    def _explain(self, member: int, seen: int, reason: str) -> str:
+        """Return why a device is lost. The core calls this for an error that is about to be raised."""
+        if self._closing:
+            return End(Why.GIVEN_BACK).text
+        why, wait_s = _SEEN[seen]
+        own = End(why, reason if why is Why.WORKER_FAILED else "")
+        part = self.granted[member].part
+        if part not in self._ends:
+            self._await_end(part, why, wait_s)
+        if part not in self._ends:
+            self._on_lost([part], own, guessed=True)
+        return self._ends[part].text if part in self._ends else own.text
+
+    def _await_end(self, part: SessionPart, seen: Why, wait_s: float) -> None:
+        """Wait a moment for the head to say why a part is lost."""
+        deadline = time.monotonic() + wait_s
+        if self._keeper is not None:
+            if self._keeper.ask(part, seen):
+                with self._told:
+                    self._told.wait_for(lambda: part in self._ends or self._closing, wait_s)
+            return
+        with self._asking:  # an embedded pool: nobody else listens to the head
+            try:
+                if part not in self._ends:
+                    self._head.send(messages.LostSight([part], seen))
+                while part not in self._ends:
+                    message = self._head.receive(max(0.0, deadline - time.monotonic()))
+                    if isinstance(message, messages.SessionsLost):
+                        self._on_lost(message.parts, message.end)
+            except head_connection.Silence:
+                return
+            except ProtocolError:
+                self._on_lost([device.part for device in self.granted], End(Why.HEAD_ENDED))
 
     def _uses(self) -> list[messages.SessionUse]:
         """What the session has done so far on each device."""
@@ -200,15 +266,15 @@ def connect(
         if _lease is not None:
             _lease.close()
         prepare()
-        url = url or client.default_url()
+        url = url or head_connection.default_url()
         if url is None:
             if _embedded is None or not _embedded.running:
-                _embedded = local.up()
+                _embedded = local_pool.up()
             url = _embedded.url
         request = messages.AskLease(
             devices, memory_bytes, _core.sessions_in_use(), fraction, kind, duration_s, _program()
         )
-        head, granted = local.ask(url, request)
+        head, granted = local_pool.ask(url, request)
         if not isinstance(granted, messages.Lease):
             raise LeaseError(f"the pool answered {type(granted).__name__}")
         try:
@@ -220,6 +286,10 @@ def connect(
             head.close()
             raise
         _lease = Lease(head, granted, opened, sockets)
+        guest.show()
+        by_name.adopt()
+        if not declined():
+            integrations.install()  # what a library does with a model on the device
         return _lease
 
 
@@ -242,7 +312,7 @@ class _Opened:
 
 
 def _open(
-    head: client.Connection, granted: messages.Lease, transport: Transport
+    head: head_connection.Connection, granted: messages.Lease, transport: Transport
 ) -> tuple[list[_Opened], list[socket.socket]]:
     """Connects to the device servers and hands the session to the core.
 
@@ -292,7 +362,7 @@ def _open(
 
 def _open_device(
     device: messages.GrantedDevice,
-    head: client.Connection,
+    head: head_connection.Connection,
     lease: messages.Lease,
     transport: Transport,
 ) -> _Opened:
@@ -322,7 +392,7 @@ def _open_device(
     return _Opened(device, connection, welcome, fds)
 
 
-def _introduce(opened: list[_Opened], head: client.Connection) -> None:
+def _introduce(opened: list[_Opened], head: head_connection.Connection) -> None:
     """Tells each worker of the others, so that they copy from one another."""
     for own, one in enumerate(opened):
         peers = []
@@ -342,7 +412,9 @@ def _introduce(opened: list[_Opened], head: client.Connection) -> None:
             raise LeaseError(f"device {one.device.info.name} was lost: {error}") from None
 
 
-def _endpoint(device: _Opened, reader: _Opened, head: client.Connection) -> messages.PeerEndpoint:
+def _endpoint(
+    device: _Opened, reader: _Opened, head: head_connection.Connection
+) -> messages.PeerEndpoint:
     """Where `reader`, on another machine than `device`, reaches it."""
     endpoint, welcome = device.device.network, device.welcome
     if endpoint is None or not welcome.data_id:
@@ -361,7 +433,7 @@ def _endpoint(device: _Opened, reader: _Opened, head: client.Connection) -> mess
 
 def _reach(device: messages.GrantedDevice) -> socket.socket | None:
     """A connection to the device server if it is on this machine and can share memory with us."""
-    if device.machine not in ("", home.machine_id()):
+    if device.machine not in ("", paths.machine_id()):
         return None
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(HELLO_TIMEOUT_S)
@@ -380,12 +452,18 @@ def prepare() -> None:
     _core.register_kernels()
 
 
+_ASKED_HELP = "To keep programs from choosing shoal by themselves: export SHOAL_DEFAULT=0"
+
+
 def ensure() -> None:
     """A lease for a program that did not ask for one."""
     with _lock:
         _refuse_in_fork()
         if _lease is None:
-            connect()
+            try:
+                connect()
+            except LeaseError as error:
+                raise LeaseError(f"{error}\n{_ASKED_HELP}" if asked() else str(error)) from None
 
 
 def current() -> Lease | None:
@@ -417,6 +495,13 @@ def whole(devices: list[messages.DeviceInfo]) -> messages.DeviceInfo:
     )
 
 
+def _explain_loss(session: int, member: int, seen: int, reason: str) -> str:
+    lease = _lease
+    if lease is None or lease._session != session or _forked:
+        return reason
+    return lease._explain(member, seen, reason)
+
+
 def in_bad_fork() -> bool:
     """Whether this process was forked from one that uses the device: it cannot use it as well."""
     return _forked
@@ -446,5 +531,6 @@ def _at_exit() -> None:
         _lease.close()
 
 
+_core.set_loss_explainer(_explain_loss)
 os.register_at_fork(after_in_child=_after_fork)
 atexit.register(_at_exit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -79,15 +80,17 @@ __all__ = [
 
 
 def is_available() -> bool:
-    """Always: a pool on this machine starts where none is joined."""
-    return True
+    """Whether torch and libraries may pick the device by themselves.
+
+    That is so once the user asked for a pool (SHOAL_DEFAULT=1, SHOAL_POOL, `shoal join`) or the program
+    has named the device. Naming it works either way: it starts a pool where none is joined.
+    """
+    return _core.wanted()
 
 
 def is_initialized() -> bool:
     """Whether this program holds a lease."""
-    from shoal.device import session
-
-    return session.current() is not None
+    return _core.device_count() > 0
 
 
 def init() -> None:
@@ -96,20 +99,23 @@ def init() -> None:
 
 
 def _lazy_init() -> None:
-    from shoal.device import session
+    from shoal.device import leases
 
-    session.ensure()
+    leases.ensure()
 
 
 def _is_in_bad_fork() -> bool:
-    from shoal.device import session
-
-    return session.in_bad_fork()
+    # torch asks this at every seed, also in a guest, which must not pay for the modules of a lease.
+    leases = sys.modules.get("shoal.device.leases")
+    return leases is not None and leases.in_bad_fork()
 
 
 def device_count() -> int:
-    """One, or, where the lease has several devices, the whole (0) and each of them (from 1)."""
-    return _core.device_count() or 1
+    """One, or, where the lease has several devices, the whole (0) and each of them (from 1).
+
+    Opens no connection: without a lease it is one, or zero in a program that has not asked for Shoal.
+    """
+    return _core.device_count() or int(is_available())
 
 
 def current_device() -> int:
@@ -131,10 +137,13 @@ def _index(device: Any = None) -> int:
 def set_device(device: Any) -> None:
     """Makes a device the one that `torch.device("shoal")` means in this thread."""
     index = _index(device)
-    if not 0 <= index < device_count():
+    count = _core.device_count() or 1
+    if not 0 <= index < count:
         raise RuntimeError(
-            f"shoal:{index} does not exist; the lease has {device_count()} device(s)"
+            f"shoal:{index} does not exist: the lease has {count} device(s). Lease more with "
+            "shoal.connect(devices=N)."
         )
+    _core.want()
     _core.set_device(index)
 
 
@@ -181,11 +190,11 @@ def synchronize(device: Any = None) -> None:
 
 def get_device_properties(device: Any = None) -> Any:
     """What the pool says about the device."""
-    from shoal.device import session
+    from shoal.device import leases
 
-    devices = session.device_info()
+    devices = leases.device_info()
     index = _index(device)
-    return devices[index - 1] if index > 0 or len(devices) == 1 else session.whole(devices)
+    return devices[index - 1] if index > 0 or len(devices) == 1 else leases.whole(devices)
 
 
 def get_device_name(device: Any = None) -> str:
@@ -216,6 +225,10 @@ def whole_rnn(whole: bool | None = None) -> bool:
 
 #: torch.serialization looks for this name.
 _utils = torch._utils
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
 
 
 def __getattr__(name: str) -> Any:

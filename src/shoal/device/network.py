@@ -6,13 +6,18 @@ from __future__ import annotations
 
 import os
 import socket
-import ssl
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from shoal import _core
 from shoal.errors import LeaseError, ProtocolError
-from shoal.pool import client, frames, limits, messages, tls
+from shoal.pool.base import limits
+from shoal.pool.client import head_connection
+from shoal.pool.wire import frames, messages, tls
+
+if TYPE_CHECKING:
+    import ssl
 
 ANSWER_S = 30.0  # a worker is forked before the door answers
 
@@ -57,7 +62,7 @@ class Attached:
     def open_reader(self, lease: int, epoch: int) -> tuple[ssl.SSLSocket, messages.ReaderReady]:
         """A reader beside the worker; raises LeaseError with the reason why there is none."""
         try:
-            connection = client.open_tls(
+            connection = head_connection.open_tls(
                 self.host, self.port, self.identity, self.server_name, ANSWER_S
             )
         except (OSError, ProtocolError) as error:
@@ -101,7 +106,7 @@ def lanes() -> int:
 
 
 def attach(
-    device: messages.GrantedDevice, head: client.Connection, lease: messages.Lease
+    device: messages.GrantedDevice, head: head_connection.Connection, lease: messages.Lease
 ) -> Attached:
     """Starts a worker for the lease on a device elsewhere."""
     endpoint = device.network
@@ -111,15 +116,17 @@ def attach(
             f"device {name} cannot be reached by network: its pool does not listen. "
             "Start it with: shoal up --listen ADDRESS"
         )
-    if not head.url.startswith(client.NETWORK_PREFIX):
+    if not head.url.startswith(head_connection.NETWORK_PREFIX):
         raise LeaseError(
             f"device {name} is to be reached by network, which takes the identity of one who joined: "
-            f"use {client.NETWORK_PREFIX}HOST:PORT and not {head.url}"
+            f"use {head_connection.NETWORK_PREFIX}HOST:PORT and not {head.url}"
         )
-    identity = client.identity_for(head.url)
+    identity = head_connection.identity_for(head.url)
     host = endpoint.host or head.host
     try:
-        connection = client.open_tls(host, endpoint.port, identity, endpoint.server_name, ANSWER_S)
+        connection = head_connection.open_tls(
+            host, endpoint.port, identity, endpoint.server_name, ANSWER_S
+        )
     except (OSError, ProtocolError) as error:
         raise LeaseError(f"device {name} cannot be reached: {error}") from None
     try:

@@ -28,8 +28,7 @@ def manual_seed(seed: int) -> None:
 
 def manual_seed_all(seed: int) -> None:
     """Seeds every device, also those of later leases."""
-    for index in range(_core.DEVICES_MAX):
-        _core.default_generator(index).manual_seed(int(seed))
+    _core.seed_default_generators(int(seed) % 2**64)
 
 
 def seed() -> None:

@@ -8,6 +8,7 @@ import torch
 from torch.utils import backend_registration
 
 import shoal
+import shoal_autoload
 from shoal.errors import DeviceLostError, PeerLostError, ShareError, ShareRevokedError
 
 NAME = "shoal"
@@ -15,13 +16,13 @@ _registered = False
 
 
 def register() -> None:
-    """Names PrivateUse1 `shoal` and attaches `torch.shoal`. No process is started, no file opened."""
+    """Names PrivateUse1 `shoal` and attaches `torch.shoal`. Starts no process and takes no lease."""
     global _registered
     if _registered:
         return
     _registered = True
     from shoal import _core
-    from shoal.device import module
+    from shoal.device import by_name, guest, module
 
     backend_registration.rename_privateuse1_backend(NAME)
     internal = [os.path.dirname(m.__file__ or "") + os.sep for m in (torch, shoal)]
@@ -32,3 +33,16 @@ def register() -> None:
     )
     _core.set_blocking(os.environ.get("SHOAL_BLOCKING", "0") not in ("", "0"))
     _core.set_pool_starter(module._lazy_init)
+    by_name.register()
+    if shoal_autoload.asked():
+        _core.want()
+        from shoal import integrations  # a guest does without it
+
+        by_name.adopt()
+        integrations.install()
+    elif shoal_autoload.other_accelerator():
+        # The program imported Shoal. With the name, torch asks us and no longer the other
+        # accelerator, and would take a "no" for a machine without any.
+        _core.want()
+    else:
+        guest.hide()

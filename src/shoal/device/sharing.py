@@ -19,12 +19,13 @@ from typing import TypeVar
 import torch
 
 from shoal import _core
-from shoal.device import session
+from shoal.device import leases
 from shoal.errors import ProtocolError, ShareError
-from shoal.pool import frames, home, limits, messages, share_messages
-from shoal.pool.client import LOCAL_PREFIX, default_url
-from shoal.pool.process import check_same_user
-from shoal.pool.share_server import make_memory, socket_address
+from shoal.pool.base import limits, paths
+from shoal.pool.base.process import check_same_user
+from shoal.pool.client.head_connection import LOCAL_PREFIX, default_url
+from shoal.pool.node.share_server import make_memory, socket_address
+from shoal.pool.wire import frames, messages, share_messages
 
 __all__ = ["Handle", "acquire", "open", "release", "share", "shares", "unshare"]
 
@@ -84,7 +85,7 @@ class _Late(ShareError):
 
 
 # By lease: with it, all parts in shares are over.
-_parts: weakref.WeakKeyDictionary[session.Lease, list[_Part]] = weakref.WeakKeyDictionary()
+_parts: weakref.WeakKeyDictionary[leases.Lease, list[_Part]] = weakref.WeakKeyDictionary()
 
 
 # --- sharing ---------------------------------------------------------------------------------------
@@ -107,7 +108,7 @@ def share(tensor: torch.Tensor, mode: share_messages.ShareMode = "read") -> Hand
     if mode not in ("read", "exclusive"):
         raise ValueError(f'mode={mode!r}: write shoal.share(tensor, mode="read") or "exclusive"')
     _check_tensor(tensor)
-    lease = session.current()
+    lease = leases.current()
     if lease is None:
         raise ShareError("the lease of this tensor has ended: make it anew after shoal.connect()")
     member = _local_member(lease, tensor.device.index or 0)
@@ -189,7 +190,7 @@ def unshare(what: str | torch.Tensor) -> None:
     assert tensor is not None
     with suppress(ShareError):  # the directory may have taken it back already
         _ask(part.address, share_messages.ShareEnd(part.name.share, part.key), messages.Done)
-    lease = session.current()
+    lease = leases.current()
     if lease is not None:
         _parts[lease].remove(part)
     _core.unshare(tensor)
@@ -263,8 +264,8 @@ def shares() -> list[share_messages.ShareInfo]:
     >>> for share in shoal.shares():
     ...     print(share.owner_pid, share.bytes, share.mode, share.readers)
     """
-    session.ensure()
-    lease = session.current()
+    leases.ensure()
+    lease = leases.current()
     assert lease is not None
     found: list[share_messages.ShareInfo] = []
     nodes = {_place_of(d): d for d in lease.granted if _is_here(d)}
@@ -297,10 +298,10 @@ def _check_tensor(tensor: torch.Tensor) -> None:
 
 
 def _is_here(device: messages.GrantedDevice) -> bool:
-    return device.machine in ("", home.machine_id())
+    return device.machine in ("", paths.machine_id())
 
 
-def _local_member(lease: session.Lease, index: int) -> int:
+def _local_member(lease: leases.Lease, index: int) -> int:
     """The member device where shared memory of device `index` lies."""
     near = enumerate(zip(lease.granted, lease.by_network, strict=True))
     here = [i for i, (device, by_network) in near if _is_here(device) and not by_network]
@@ -331,14 +332,14 @@ def _parse(handle: str) -> _Name:
     return _Name(*found.groups())
 
 
-def _lease_for(name: _Name) -> session.Lease:
-    lease = session.current()
+def _lease_for(name: _Name) -> leases.Lease:
+    lease = leases.current()
     if lease is not None:
         return lease
-    return session.connect(default_url() or LOCAL_PREFIX + name.place.partition("/")[0])
+    return leases.connect(default_url() or LOCAL_PREFIX + name.place.partition("/")[0])
 
 
-def _device_for(lease: session.Lease, name: _Name) -> messages.GrantedDevice:
+def _device_for(lease: leases.Lease, name: _Name) -> messages.GrantedDevice:
     """A device of the lease on the node where the memory is."""
     for device in lease.granted:
         if _place_of(device) != name.place:
@@ -371,7 +372,7 @@ def _check_layout(layout: share_messages.ShareLayout, size: int) -> torch.dtype:
 
 def _part_of(what: str | torch.Tensor, *, owned: bool = False) -> _Part:
     """This program's part in a share, by handle or tensor."""
-    lease = session.current()
+    lease = leases.current()
     parts = _parts.get(lease, []) if lease is not None else []
     if isinstance(what, torch.Tensor):
         base = what.untyped_storage().data_ptr() if what.device.type == "shoal" else 0

@@ -12,6 +12,7 @@ from shoal import _core
 def _device(device: Any) -> torch.device:
     from shoal.device import module
 
+    _core.want()  # the program names the device, maybe for the first time
     return torch.device("shoal", module._index(device))
 
 

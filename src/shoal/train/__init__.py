@@ -7,9 +7,8 @@
 ...             trainer.step(batch)
 """
 
-from shoal.train.checkpoint import Checkpoints, Snapshot, latest, restore, snapshot
-from shoal.train.division import Prepared
-from shoal.train.errors import (
+from shoal.train.data.loading import Feed, Loader, StreamLoader, load
+from shoal.train.group.errors import (
     BatchError,
     CannotCut,
     CheckpointError,
@@ -19,12 +18,13 @@ from shoal.train.errors import (
     NotFiniteError,
     TrainError,
 )
-from shoal.train.fit import History, fit
-from shoal.train.groups import WorkerGroup, WorkerGroups, worker_groups
-from shoal.train.loading import Feed, Loader, StreamLoader, load
-from shoal.train.stages import cut
-from shoal.train.timeline import Span, Timeline
-from shoal.train.trainer import Step, Trainer
+from shoal.train.group.groups import WorkerGroup, WorkerGroups, worker_groups
+from shoal.train.group.timeline import Span, Timeline
+from shoal.train.model.stages import cut
+from shoal.train.run.checkpoint import Checkpoints, Snapshot, latest, restore, snapshot
+from shoal.train.run.fit import History, fit
+from shoal.train.step.batch_division import Prepared
+from shoal.train.step.trainer import Step, Trainer
 
 __all__ = [
     "BatchError",

@@ -7,10 +7,11 @@ import pytest
 from shoal.cli.common import ago, amount
 from shoal.cli.top import Rate, rates
 from shoal.errors import DeviceSpecError, PoolError
-from shoal.pool import home, messages
-from shoal.pool.client import join_address, split_address
-from shoal.pool.enrolment import source_of
-from shoal.pool.spec import parse_memory
+from shoal.pool.base import paths
+from shoal.pool.client.head_connection import join_address, split_address
+from shoal.pool.head.enrolment import source_of
+from shoal.pool.node.spec import parse_memory
+from shoal.pool.wire import messages
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ def test_what_is_no_address(text: str) -> None:
 @pytest.mark.parametrize("name", ["", "../x", "a b", "x" * 33, "-x", "ü"])
 def test_names_that_would_not_do_for_files(name: str) -> None:
     with pytest.raises(PoolError):
-        home.check_name(name)
+        paths.check_name(name)
 
 
 def test_amounts_of_memory() -> None:

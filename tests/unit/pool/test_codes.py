@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.pool import codes, limits
-from shoal.pool.codes import Bucket, CodeError, Desk, IssuedCode, JoinRefused
-from shoal.pool.leases import Quota
+from shoal.pool.access import codes
+from shoal.pool.access.codes import Bucket, CodeError, Desk, IssuedCode, JoinRefused
+from shoal.pool.base import limits
+from shoal.pool.head.leases import Quota
 
 SYMBOLS = st.sampled_from(codes.SYMBOLS)
 

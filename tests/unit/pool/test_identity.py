@@ -13,8 +13,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from shoal.errors import PoolError, ProtocolError
-from shoal.pool import identity, tls
-from shoal.pool.identity import Authority
+from shoal.pool.access import identity
+from shoal.pool.access.identity import Authority
+from shoal.pool.wire import tls
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shoal.pool.leases import SESSIONS_MAX, Granted, Held, LeaseRefused, LeaseTable, Quota, Request
+from shoal.pool.head.leases import (
+    SESSIONS_MAX,
+    Granted,
+    Held,
+    LeaseRefused,
+    LeaseTable,
+    Quota,
+    Request,
+)
 
 MEMORY = 1000
 CLIENTS = ("ana", "bob", "eve")

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import ProtocolError
-from shoal.pool import data_messages, frames, messages, node_messages
-from shoal.pool.frames import Inbox, encode
-from shoal.pool.messages import Message, Versions
+from shoal.pool.wire import data_messages, frames, messages, node_messages
+from shoal.pool.wire.frames import Inbox, encode
+from shoal.pool.wire.messages import Message, Versions
 
 STRUCTS: dict[type, st.SearchStrategy[Any]] = {}
 built: dict[type, st.SearchStrategy[Any]] = {}
@@ -42,6 +42,8 @@ def values(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
             return st.booleans()
         case msgspec.inspect.LiteralType():
             return st.sampled_from(kind.values)
+        case msgspec.inspect.EnumType():
+            return st.sampled_from(kind.cls)
         case msgspec.inspect.NoneType():
             return st.none()
         case msgspec.inspect.ListType():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.pool.placement import LeaseRefused, Offer, Request, choose, is_of_kind
+from shoal.pool.head.placement import LeaseRefused, Offer, Request, choose, is_of_kind
 
 
 def offer(

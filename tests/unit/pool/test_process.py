@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 
-from shoal.pool import process
+from shoal.pool.base import process
 from tests.support.waiting import wait_until
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.pool import node_messages
-from shoal.pool.channel import Channel
-from shoal.pool.profile_cache import VERSION, Link, ProfileCache
-from shoal.pool.profiling import identity, plan
-from shoal.pool.spec import DeviceSpec, parse_device
-from shoal.schedule.device_profile import DeviceProfile, identity_of
+from shoal.pool.node.profile_cache import VERSION, Link, ProfileCache
+from shoal.pool.node.profiling import identity, plan
+from shoal.pool.node.spec import DeviceSpec, parse_device
+from shoal.pool.wire import node_messages
+from shoal.pool.wire.channel import Channel
+from shoal.schedule.model.device_profile import DeviceProfile, identity_of
 
 PROFILE = DeviceProfile("cpu", "x", 2**30, {"float32": 1e9}, 1e9, 1e-6, {"host": 1e9})
 

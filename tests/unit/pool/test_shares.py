@@ -8,8 +8,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shoal.errors import ShareError
-from shoal.pool import limits, share_messages, shares
-from shoal.pool.shares import OWNER, Forget, Granted, Party, Publish, Revoke, ShareDirectory
+from shoal.pool.base import limits
+from shoal.pool.node import share_directory
+from shoal.pool.node.share_directory import (
+    OWNER,
+    Forget,
+    Granted,
+    Party,
+    Publish,
+    Revoke,
+    ShareDirectory,
+)
+from shoal.pool.wire import share_messages
 
 LAYOUT = share_messages.ShareLayout("float32", [4], [1], 0)
 CLIENTS = ("ana", "bob")
@@ -32,7 +42,7 @@ class Shell:
         self.revoked: set[str] = set()
         self.told: dict[tuple[str, int], bool] = {}  # who waits: whether it was told the outcome
 
-    def do(self, steps: list[shares.Instruction]) -> None:
+    def do(self, steps: list[share_directory.Instruction]) -> None:
         for step in steps:
             assert step.share not in self.revoked, "nothing follows a revocation"
             match step:

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import PoolError
-from shoal.pool import codes
-from shoal.pool.leases import LeaseTable, Quota, Request
-from shoal.pool.store import Store, StoredClient, StoredLease, StoreError
+from shoal.pool.access import codes
+from shoal.pool.head.leases import LeaseTable, Quota, Request
+from shoal.pool.head.store import Store, StoredClient, StoredLease, StoreError
+from shoal.pool.wire.end_reasons import End, Why
 from tests.support import programs
 
 
@@ -37,9 +38,9 @@ def test_leases_come_back_as_they_were(tmp_path: Path) -> None:
     store, leases = Store(tmp_path / "db"), table()
     kept, ended, halved = lend(store, leases), lend(store, leases), lend(store, leases, 2)
     leases.release(ended.granted.lease)
-    store.end_lease(ended.granted.lease, "ana", "given back", 2.0)
+    store.end_lease(ended.granted.lease, "ana", End(Why.GIVEN_BACK), 2.0)
     lost = leases.lose(lambda s: s == halved.granted.shares[0])
-    store.lose(lost, "its worker died", 3.0)
+    store.lose(lost[0], End(Why.WORKER_KILLED, "SIGKILL"), 3.0)
     store.close()
 
     again = Store(tmp_path / "db")
@@ -59,7 +60,8 @@ def test_leases_come_back_as_they_were(tmp_path: Path) -> None:
 def test_a_lease_that_loses_all_its_devices_is_gone(tmp_path: Path) -> None:
     store, leases = Store(None), table()
     lend(store, leases, 2)
-    store.lose(leases.lose(lambda s: True), "the node died", 2.0)
+    for lost in leases.lose(lambda s: True):
+        store.lose(lost, End(Why.NODE_LOST, "n1"), 2.0)
     assert store.leases() == []
 
 
@@ -85,9 +87,8 @@ def test_a_code_goes_with_the_client_that_used_it(tmp_path: Path) -> None:
     with pytest.raises(StoreError):
         store.add_client(ana, None, 2.0)  # no two of a name, and nothing of the second is kept
     assert store.clients() == [ana]
-    assert store.revoke_client("ana", 5.0)
-    assert not store.revoke_client("ana", 6.0)
-    assert not store.revoke_client("bob", 6.0)
+    for now, name in ((5.0, "ana"), (6.0, "ana"), (6.0, "bob")):
+        store.revoke_client(name, now)
     assert store.clients()[0].revoked == 5.0
 
 
@@ -96,7 +97,7 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
     source = """
         import sys
         from pathlib import Path
-        from shoal.pool.store import Store
+        from shoal.pool.head.store import Store
         from tests.unit.pool.test_store import lend, table
         store, leases = Store(Path(sys.argv[1])), table()
         while True:
@@ -134,7 +135,7 @@ def test_a_file_that_is_no_state_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_the_audit_log_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.pool.store.AUDIT_ENTRIES_MAX", 500)
+    monkeypatch.setattr("shoal.pool.head.store.AUDIT_ENTRIES_MAX", 500)
     store = Store(None)
     for i in range(2500):
         store.write_audit(float(i), "x" * 100, "test", "y" * 1000)

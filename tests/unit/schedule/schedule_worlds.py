@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from shoal.schedule.model import Kind, Pool, Task
-from shoal.schedule.policy import TaskState, View
-from shoal.schedule.throughputs import Throughputs
+from shoal.schedule.allocator.policy import TaskState, View
+from shoal.schedule.model.entities import Kind, Pool, Task
+from shoal.schedule.model.throughputs import Throughputs
 
 GIB = 2**30
 

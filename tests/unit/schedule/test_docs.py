@@ -13,11 +13,11 @@ from click.testing import CliRunner
 
 import shoal.schedule.policies as package
 from shoal.cli.simulate import simulate
-from shoal.schedule.model import Pool, Task
-from shoal.schedule.policy import Policy, policies
-from shoal.schedule.shares import SharePolicy
-from shoal.schedule.simulator import Simulation
-from shoal.schedule.throughputs import Throughputs
+from shoal.schedule.allocator.policy import Policy, policies
+from shoal.schedule.allocator.time_shares import SharePolicy
+from shoal.schedule.model.entities import Pool, Task
+from shoal.schedule.model.throughputs import Throughputs
+from shoal.schedule.simulate.simulator import Simulation
 
 DOCS = Path(__file__).parents[3] / "docs" / "scheduling.md"
 EXAMPLES = Path(__file__).parents[3] / "examples" / "schedule"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.schedule.explain import Explanation, explain
-from shoal.schedule.model import Pool, Task
+from shoal.schedule.allocator.explain import Explanation, explain
+from shoal.schedule.allocator.policy import TaskState, View
+from shoal.schedule.model.entities import Pool, Task
+from shoal.schedule.model.throughputs import Throughputs
 from shoal.schedule.policies.shoal import Shoal
-from shoal.schedule.policy import TaskState, View
-from shoal.schedule.throughputs import Throughputs
 
 TABLE = Throughputs(
     ("fast", "slow"),

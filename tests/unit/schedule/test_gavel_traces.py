@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.schedule.bounds import bounds, completion_bound
-from shoal.schedule.model import Pool, Task
-from shoal.schedule.policy import policies
-from shoal.schedule.simulator import Result, Simulation
-from shoal.schedule.tables import read_table, read_trace
-from shoal.schedule.throughputs import Throughputs
+from shoal.schedule.allocator.policy import policies
+from shoal.schedule.formats.tables import read_table, read_trace
+from shoal.schedule.model.entities import Pool, Task
+from shoal.schedule.model.throughputs import Throughputs
+from shoal.schedule.simulate.bounds import bounds, completion_bound
+from shoal.schedule.simulate.simulator import Result, Simulation
 
 BESIDE = Path(__file__).parents[4] / "shared" / "data" / "gavel"
 DATA = Path(os.environ.get("SHOAL_GAVEL_DATA", BESIDE))

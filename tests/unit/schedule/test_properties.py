@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schedule_worlds import views, worlds
 
-from shoal.schedule.bounds import bounds, completion_bound, makespan_bound
-from shoal.schedule.model import Kind, Pool, Task
+from shoal.schedule.allocator.policy import View, policies
+from shoal.schedule.model.entities import Kind, Pool, Task
+from shoal.schedule.model.throughputs import Throughputs
 from shoal.schedule.policies.shoal import Shoal
-from shoal.schedule.policy import View, policies
-from shoal.schedule.simulator import Result, Simulation, check
-from shoal.schedule.throughputs import Throughputs
+from shoal.schedule.simulate.bounds import bounds, completion_bound, makespan_bound
+from shoal.schedule.simulate.simulator import Result, Simulation, check
 
 NAMES = sorted(policies())
 quick = settings(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shoal.schedule.fairshare import fair_finishes
-from shoal.schedule.model import Pool, Task
-from shoal.schedule.placement import place
+from shoal.schedule.allocator.fairshare import fair_finishes
+from shoal.schedule.allocator.placement import place
+from shoal.schedule.allocator.policy import Assignment, Plan, Policy, View
+from shoal.schedule.model.entities import Pool, Task
+from shoal.schedule.model.throughputs import Throughputs
 from shoal.schedule.policies.fifo import Fifo
 from shoal.schedule.policies.shoal import Shoal
-from shoal.schedule.policy import Assignment, Plan, Policy, View
-from shoal.schedule.simulator import Simulation, StuckError, check
-from shoal.schedule.throughputs import Throughputs
+from shoal.schedule.simulate.simulator import Simulation, StuckError, check
 
 ONE = Throughputs(("gpu",), [("a", 1)], np.array([[1.0]]), busy=np.full((1, 1, 2), 0.4))
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shoal.schedule import round_program
-from shoal.schedule.model import Pool, Task
+from shoal.schedule.allocator import round_program
+from shoal.schedule.allocator.policy import TaskState, View
+from shoal.schedule.allocator.solver import INFINITY, Program
+from shoal.schedule.model.entities import Pool, Task
+from shoal.schedule.model.throughputs import Throughputs
 from shoal.schedule.policies.shoal import Shoal
-from shoal.schedule.policy import TaskState, View
-from shoal.schedule.simulator import check
-from shoal.schedule.solver import INFINITY, Program
-from shoal.schedule.throughputs import Throughputs
+from shoal.schedule.simulate.simulator import check
 
 
 def test_prices_are_the_worth_of_one_more() -> None:

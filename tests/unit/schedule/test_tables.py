@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.schedule.model import InputError, Pool, parse_bytes
-from shoal.schedule.synthetic import generate
-from shoal.schedule.tables import check_trace, read_table, read_trace, write_trace
+from shoal.schedule.formats.tables import check_trace, read_table, read_trace, write_trace
+from shoal.schedule.model.entities import InputError, Pool, parse_bytes
+from shoal.schedule.simulate.synthetic import generate
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "schedule"
 HEADER = "name,type,steps,arrival_s,devices,weight,deadline_s,kinds,owner\n"

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.train import batches
-from shoal.train.errors import BatchError
+from shoal.train.data import batches
+from shoal.train.group.errors import BatchError
 
 
 class Pair(NamedTuple):

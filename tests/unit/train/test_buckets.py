@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.train.buckets import Item, make_buckets
+from shoal.train.gradients.buckets import Item, make_buckets
 
 items = st.lists(
     st.builds(Item, st.integers(0, 1000), st.sampled_from(["float32", "bfloat16"])), max_size=40

@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from shoal.train.checkpoint import (
+from shoal.train.group.errors import CheckpointError
+from shoal.train.run.checkpoint import (
     STATE,
     Checkpoints,
     Snapshot,
@@ -28,7 +29,6 @@ from shoal.train.checkpoint import (
     snapshot,
     write,
 )
-from shoal.train.errors import CheckpointError
 from tests.support.programs import start
 
 
@@ -184,7 +184,7 @@ def test_a_program_that_is_killed_leaves_a_whole_one(tmp_path: Path) -> None:
         """
         import sys, torch
         from pathlib import Path
-        from shoal.train.checkpoint import Snapshot, write
+        from shoal.train.run.checkpoint import Snapshot, write
         for step in range(1, 10**6):
             write(Path(sys.argv[1]), Snapshot(step, {"x": torch.full((300_000,), float(step))}))
             print(step, flush=True)

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from shoal.train import records
-from shoal.train.errors import DataError
-from shoal.train.loading import Feed, Loader, StreamLoader, load
-from shoal.train.sources import ArraySource
+from shoal.train.data import records
+from shoal.train.data.loading import Feed, Loader, StreamLoader, load
+from shoal.train.data.sources import ArraySource
+from shoal.train.group.errors import DataError
 
 
 def numbers(loader: Any) -> list[list[int]]:

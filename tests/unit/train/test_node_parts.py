@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import PoolError
-from shoal.pool import data_messages
-from shoal.pool.folders import FolderError, Folders, named, split_pattern
-from shoal.train import data_tree, file_marks
-from shoal.train.errors import DataError
-from shoal.train.node_paths import paths_of
-from shoal.train.slots import ALIGN_BYTES, Slots
+from shoal.pool.base.folders import FolderError, Folders, named, split_pattern
+from shoal.pool.wire import data_messages
+from shoal.train.data import data_tree, fingerprints
+from shoal.train.data.node_paths import paths_of
+from shoal.train.data.slots import ALIGN_BYTES, Slots
+from shoal.train.group.errors import DataError
 
 # --- slots ---
 
@@ -114,25 +114,27 @@ def test_what_is_more_than_paths_is_not_for_nodes() -> None:
 def test_a_mark_knows_names_sizes_heads_and_blocks(tmp_path: Path) -> None:
     data = bytearray(os.urandom(400_000))
     (tmp_path / "x").write_bytes(data)
-    same = file_marks.mark(tmp_path, [tmp_path / "x"])
-    assert same == file_marks.mark(tmp_path, [tmp_path / "x"])
+    same = fingerprints.mark(tmp_path, [tmp_path / "x"])
+    assert same == fingerprints.mark(tmp_path, [tmp_path / "x"])
     (tmp_path / "y").write_bytes(data)
-    assert "others" in str(file_marks.difference(same, file_marks.mark(tmp_path, [tmp_path / "y"])))
+    assert "others" in str(
+        fingerprints.difference(same, fingerprints.mark(tmp_path, [tmp_path / "y"]))
+    )
     for at in (0, 60_000, len(data) - 1):  # the head, and the last block
         changed = bytearray(data)
         changed[at] ^= 1
         (tmp_path / "x").write_bytes(changed)
-        assert file_marks.difference(same, file_marks.mark(tmp_path, [tmp_path / "x"]))
+        assert fingerprints.difference(same, fingerprints.mark(tmp_path, [tmp_path / "x"]))
     (tmp_path / "x").write_bytes(data[:-1])
-    other = file_marks.mark(tmp_path, [tmp_path / "x"])
-    assert file_marks.difference(same, other) == "400000 bytes here, 399999 there"
-    two = file_marks.mark(tmp_path, [tmp_path / "x", tmp_path / "y"])
-    assert file_marks.difference(same, two) == "1 files here, 2 there"
+    other = fingerprints.mark(tmp_path, [tmp_path / "x"])
+    assert fingerprints.difference(same, other) == "400000 bytes here, 399999 there"
+    two = fingerprints.mark(tmp_path, [tmp_path / "x", tmp_path / "y"])
+    assert fingerprints.difference(same, two) == "1 files here, 2 there"
 
 
 @given(st.integers(0, 200_000), st.integers(2, 40))
 def test_numbers_are_spread_from_the_first_to_the_last(count: int, most: int) -> None:
-    found = file_marks.spread(count, most)
+    found = fingerprints.spread(count, most)
     assert len(found) == min(count, most) == len(set(found))
     assert not count or (found[0], found[-1]) == (0, count - 1)
 
@@ -164,12 +166,27 @@ def test_what_lies_below_a_served_folder_is_found(served: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["../secret", "out.tar", "up/secret", "up/nothing", "../data2/x.npy", "../*", "o*.tar", "up/*"],
+    ["../secret", "out.tar", "up/secret", "up/nothing", "../data2/x.npy", "../*", "up/*"],
 )
 def test_what_leads_out_of_it_is_refused_in_one_way(served: Path, name: str) -> None:
     """Whether it is there or not: a client must not learn that."""
     with pytest.raises(FolderError, match=r"not below a folder that this node serves.*--data"):
         Folders(named([str(served)])).resolve(f"{served}/{name}")
+
+
+def test_a_pattern_does_not_tell_what_links_lead_to(served: Path) -> None:
+    """`*/secret` goes through a link to a folder outside, where a file of that name is."""
+    folders = Folders(named([str(served)]))
+    assert (served / "up" / "secret").exists()
+    answers = set()
+    for name in ("*/secret", "*/nothing", "o*.tar", "u*/s*"):
+        with pytest.raises(FolderError) as raised:
+            folders.resolve(f"{served}/{name}")
+        answers.add(str(raised.value).replace(name, "…"))
+    assert answers == {f"no file matches {served}/… at the node"}
+    assert folders.resolve(f"{served}/*.tar") == [served / "a.tar"], (
+        "the link beside it is left out"
+    )
 
 
 @pytest.mark.parametrize("name", ["x.npy", "", "a\0b", "./x.npy"])

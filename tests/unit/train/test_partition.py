@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.train import schedules
-from shoal.train.partition import (
+from shoal.train.model import schedules
+from shoal.train.model.partition import (
     SHARING_GAIN_MIN,
     CannotPartition,
     partition,
     step_seconds,
 )
-from shoal.train.stage_costs import (
+from shoal.train.model.stage_costs import (
     Cut,
     Limits,
     Stage,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.train.pieces import FILL, Pieces
+from shoal.train.step.micro_batches import FILL, Pieces
 
 sizes = st.integers(0, 10**12)
 

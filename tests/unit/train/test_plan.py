@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from shoal.train.partition import CannotPartition
-from shoal.train.plan import Choice, choose, layouts
-from shoal.train.stage_costs import StageDevice, Unit
+from shoal.train.model.partition import CannotPartition
+from shoal.train.model.plan import Choice, choose, layouts
+from shoal.train.model.stage_costs import StageDevice, Unit
 
 MiB = 2**20
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from shoal.train.profile import profile
+from shoal.train.model.profile import profile
 
 
 class Mixed(nn.Module):

@@ -9,8 +9,8 @@ import time
 import pytest
 from rich.console import Console
 
-from shoal.train.progress import ProgressBar
-from shoal.train.timeline import Span, Timeline
+from shoal.train.group.timeline import Span, Timeline
+from shoal.train.run.progress import ProgressBar
 
 
 def said(terminal: bool, enabled: bool = True, skipped: int = 0) -> str:

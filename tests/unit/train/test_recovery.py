@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from shoal.train.devices import Member
-from shoal.train.errors import GroupLostError
-from shoal.train.groups import WorkerGroup
-from shoal.train.recovery import Recovery, named
+from shoal.train.group.devices import Member
+from shoal.train.group.errors import GroupLostError
+from shoal.train.group.groups import WorkerGroup
+from shoal.train.step.recovery import Recovery, named
 
 
 @pytest.fixture

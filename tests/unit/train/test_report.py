@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.train.report import last_steps, ticks, usage, write_html
-from shoal.train.timeline import Span, Timeline
+from shoal.train.group.timeline import Span, Timeline
+from shoal.train.run.report import last_steps, ticks, usage, write_html
 
 SPANS = [
     Span("cpu/0", "compute", 0.0, 0.6, 0),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.train.scaling import LossScale
+from shoal.train.gradients.scaling import LossScale
 
 
 @given(st.lists(st.booleans(), max_size=60), st.integers(1, 5))

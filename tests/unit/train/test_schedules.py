@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.train import schedules
-from shoal.train.schedules import InvalidSchedule, backward, forward
+from shoal.train.model import schedules
+from shoal.train.model.schedules import InvalidSchedule, backward, forward
 
 counts = st.integers(1, 8)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.train.shares import CostFit, Divider, chunk_sizes, divide, weights
+from shoal.train.group.batch_split import CostFit, Divider, chunk_sizes, divide, weights
 
 fits = st.lists(
     st.builds(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from shoal.train.turns import FREE_TURNS, Turns
+from shoal.train.group.issue_lock import FREE_TURNS, Turns
 
 LONG_S = 60.0
 

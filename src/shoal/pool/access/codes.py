@@ -11,8 +11,8 @@ import hmac
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from shoal.pool import limits
-from shoal.pool.leases import Quota
+from shoal.pool.base import limits
+from shoal.pool.head.leases import Quota
 
 SYMBOLS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # no I, L, O, U: they are mistaken for others
 _ALIKE = str.maketrans("ILO", "110")

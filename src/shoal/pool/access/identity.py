@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from shoal.errors import ProtocolError
-from shoal.pool import home
-from shoal.pool.tls import Identity, server_name
+from shoal.pool.base import paths
+from shoal.pool.wire.tls import Identity, server_name
 
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 365
@@ -62,7 +62,7 @@ class Authority:
         """The authority in `directory`; made there if there is none."""
         path = directory / "authority.pem"
         if path.exists():
-            home.check_private(path)
+            paths.check_private(path)
             data = path.read_bytes()
             key = serialization.load_pem_private_key(data, password=None)
             assert isinstance(key, ec.EllipticCurvePrivateKey)
@@ -78,7 +78,7 @@ class Authority:
             .sign(key, hashes.SHA256())
         )
         made = cls(key, certificate)
-        home.write_private(path, key_pem(key) + made.pem)
+        paths.write_private(path, key_pem(key) + made.pem)
         return made
 
     @property

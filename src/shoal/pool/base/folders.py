@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from shoal.errors import PoolError, ShoalError
-from shoal.pool.limits import DATA_FOLDERS_MAX, DATA_PATH_CHARS_MAX
+from shoal.pool.base.limits import DATA_FOLDERS_MAX, DATA_PATH_CHARS_MAX
 
 MAGIC = "*?["  # makes a path a pattern
 
@@ -68,26 +68,30 @@ class Folders:
         self.check(base)
         if not pattern:
             return [base]
-        found = [Path(path) for path in sorted(glob.glob(str(base / pattern)))]
+        # A file outside, behind a link, is as one that does not exist: the answer tells nothing of it.
+        found = [path for path in sorted(glob.glob(str(base / pattern))) if self._serves(path)]
         if not found:
             raise FolderError(f"no file matches {text} at the node")
         for path in found:
-            self.check(path)
-        return found
+            self.check(Path(path))
+        return [Path(path) for path in found]
+
+    def _serves(self, path: str | Path) -> bool:
+        resolved = Path(os.path.realpath(path))
+        return any(resolved.is_relative_to(folder) for folder in self._folders)
 
     def check(self, path: Path) -> None:
         """Raises if what the path leads to is not below a folder that is served, or no file or folder.
 
         What is outside gets one answer, whether it exists or not.
         """
-        resolved = Path(os.path.realpath(path))
-        if not any(resolved.is_relative_to(folder) for folder in self._folders):
+        if not self._serves(path):
             raise FolderError(
                 f"{path} is not below a folder that this node serves. Its owner can serve it: add "
                 f"--data {path if path.suffix == '' else path.parent} to `shoal node` or `shoal up`"
             )
         try:
-            mode = resolved.stat().st_mode
+            mode = os.stat(os.path.realpath(path)).st_mode
         except OSError as error:
             raise FolderError(f"{path} cannot be read at the node: {error.strerror}") from None
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):

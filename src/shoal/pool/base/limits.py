@@ -14,6 +14,9 @@ NAME_CHARS_MAX = 64
 TEXT_CHARS_MAX = 2000
 SESSIONS_MAX = 2047  # session numbers are eleven bits of an address, and 0 is none
 DEVICES_PER_NODE_MAX = 64
+ENDED_PER_NODE_MAX = (
+    100  # ends that a node tells when its head is back: with texts they fit a frame
+)
 PROFILES_PER_PAGE = 200  # of an answer; a profile is at most some KiB
 DEVICES_PER_LEASE_MAX = 32  # as many members as the core's address space can have
 
@@ -38,6 +41,7 @@ DATA_RUNS_MAX = 2**14
 
 # --- connections --------------------------------
 
+CONNECT_S = 4.0  # a client tries this long to reach a server, TLS handshake included
 HANDSHAKE_S = 5.0  # from accept to a finished TLS handshake
 FIRST_FRAME_S = 5.0  # from there to the first whole request
 FRAME_S = 5.0  # from a frame's first byte to its last
@@ -60,6 +64,7 @@ RESUME_S = 10.0  # a client that lost its connection comes back within this, or 
 RETRY_S = 0.25
 REFUSED_S = 2.0  # between tries of an agent that the head refuses
 RESTART_BACKOFF_MAX_S = 5.0
+START_ATTEMPTS_MAX = 3  # of a device server that has never been ready
 WORKED_S = 1.0  # a process that lived this long did not fail to start
 
 # --- joining --------------------------------

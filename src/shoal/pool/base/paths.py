@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from pathlib import Path
 
+import shoal_autoload
 from shoal.errors import PoolError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
@@ -29,16 +31,50 @@ def state_directory(pool: str) -> Path:
 
 def identity_file() -> Path:
     """What `shoal join` writes: $SHOAL_IDENTITY, else under $XDG_CONFIG_HOME."""
-    chosen = os.environ.get("SHOAL_IDENTITY")
-    if chosen is not None:
-        return Path(chosen)
-    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-    return Path(base) / "shoal" / "identity.pem"
+    return Path(shoal_autoload.identity_file())
+
+
+def make_directory(path: Path) -> None:
+    """Make a pool's state directory, which only its user may enter."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.chmod(0o700)
+        if not os.access(path, os.W_OK | os.X_OK):  # also a read-only file system
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise PoolError(
+            f"the state directory {path} cannot be written: {error.strerror}. Choose another: "
+            "export SHOAL_STATE=DIR"
+        ) from None
+
+
+def check_writable(path: Path) -> None:
+    """Raise PoolError if `path` cannot be written; makes the directory that it is in."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: OSError) -> PoolError:
+    chosen_by = "SHOAL_IDENTITY=FILE" if path == identity_file() else "SHOAL_STATE=DIR"
+    return PoolError(
+        f"{path} cannot be written: {error.strerror}. Choose another place: export {chosen_by}"
+    )
 
 
 def write_private(path: Path, text: str) -> None:
     """Writes a file that only this user can read, whole or not at all."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_writable(path)
+    try:
+        _write_whole(path, text)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _write_whole(path: Path, text: str) -> None:
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     fd = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:

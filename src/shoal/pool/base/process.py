@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import select
 import signal
 import socket
 import struct
+from collections.abc import Iterable
+from contextlib import suppress
 
-from shoal.errors import ProtocolError
+from shoal.errors import ProtocolError, describe
 
 _PR_SET_PDEATHSIG = 1
+READY = b"ready\n"
+FAILED = b"failed "
+REPORT_BYTES_MAX = 4096  # what a pipe takes in one piece
 
 
 def die_with_parent_thread() -> None:
@@ -22,6 +28,36 @@ def die_with_parent_thread() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def report_ready() -> None:
+    """Tell the process that started this one, by our stdout, that it is ready."""
+    with suppress(OSError):  # it has ended: so will this process
+        os.write(1, READY)
+
+
+def report_failure(reason: str) -> None:
+    """Tell the process that started this one why it cannot start."""
+    line = " ".join(reason.split()).encode()[: REPORT_BYTES_MAX - len(FAILED) - 1]
+    with suppress(OSError):
+        os.write(1, FAILED + line + b"\n")
+
+
+def start_problem(error: BaseException) -> str:
+    """Why a part of a pool cannot start, for `report_failure`."""
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        return (
+            "another pool or node of this user has the same name on this machine, with its state in "
+            "another directory. End it with `shoal down`, or choose another name with --name"
+        )
+    return describe(error)
+
+
+def failure_in(report: bytes) -> str | None:
+    """What `report_failure` said, if it did."""
+    if not report.startswith(FAILED):
+        return None
+    return report.removeprefix(FAILED).decode(errors="replace").strip()
+
+
 def watch(pid: int) -> int:
     """A descriptor that becomes readable when the process has ended.
 
@@ -30,10 +66,19 @@ def watch(pid: int) -> int:
     return os.pidfd_open(pid)
 
 
-def has_ended(pidfd: int) -> bool:
+def wait_readable(fds: Iterable[int], timeout_s: float | None = None) -> set[int]:
+    """Wait until one of `fds` is readable or closed, and return those that are.
+
+    By poll(): select() fails in a program with more than 1024 descriptors.
+    """
     poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return {fd for fd, _ in poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000)}
+
+
+def has_ended(pidfd: int) -> bool:
+    return bool(wait_readable([pidfd], 0))
 
 
 def exit_reason(status: int) -> str:

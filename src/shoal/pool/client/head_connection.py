@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
-import ssl
 import time
+from typing import TYPE_CHECKING
 
 from shoal.errors import LeaseError, PoolError, ProtocolError
-from shoal.pool import frames, home, limits, messages, tls
-from shoal.pool.process import check_same_user
+from shoal.pool.base import limits, paths
+from shoal.pool.base.process import check_same_user
+from shoal.pool.wire import frames, messages, tls
+
+if TYPE_CHECKING:
+    import ssl
 
 LOCAL_PREFIX = "shoal+local://"
 NETWORK_PREFIX = "shoal://"
@@ -41,7 +45,7 @@ def default_url() -> str | None:
     named = os.environ.get("SHOAL_POOL")
     if named:
         return named
-    if not os.path.exists(home.identity_file()):
+    if not os.path.exists(paths.identity_file()):
         return None
     identity = tls.default_identity()
     return identity.url if identity is not None else None
@@ -64,7 +68,7 @@ class Connection:
             local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 local.settimeout(timeout_s)
-                local.connect(home.socket_name(self.url.removeprefix(LOCAL_PREFIX), "head"))
+                local.connect(paths.socket_name(self.url.removeprefix(LOCAL_PREFIX), "head"))
                 check_same_user(local)
             except BaseException:
                 local.close()
@@ -154,8 +158,10 @@ def open_tls(
 ) -> ssl.SSLSocket:
     """A connection to a server of the pool that proves to be `server_name`."""
     context = tls.client_context(identity)
-    plain = socket.create_connection((host, port), timeout=min(timeout_s, limits.HANDSHAKE_S))
+    deadline = time.monotonic() + min(timeout_s, limits.CONNECT_S)
+    plain = socket.create_connection((host, port), timeout=min(timeout_s, limits.CONNECT_S))
     try:
+        plain.settimeout(max(0.001, deadline - time.monotonic()))
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return context.wrap_socket(plain, server_hostname=server_name)
     except BaseException:
@@ -164,17 +170,20 @@ def open_tls(
 
 
 def _unreachable(url: str, error: Exception) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
+    problem = tls.certificate_problem(error)
+    if problem is not None:
+        return f"the pool {url} cannot be used: {problem}."
+    unlike = getattr(error, "verify_message", None)  # of an ssl.SSLCertVerificationError
+    if unlike:
         return (
-            f"the pool {url} is not the one that was joined: {error.verify_message}. If it was set up "
+            f"the pool {url} is not the one that was joined: {unlike}. If it was set up "
             "anew, join it again: shoal join CODE@HOST"
         )
-    help_text = (
-        "Is the program that started it still running? Unset SHOAL_POOL to use a pool of this "
-        "program's own."
-        if url.startswith(LOCAL_PREFIX)
-        else "Type: shoal doctor"
-    )
+    help_text = "Type: shoal doctor"
+    if url.startswith(LOCAL_PREFIX):
+        help_text = "Is the program that started it still running?"
+        if os.environ.get("SHOAL_POOL") == url:
+            help_text += " Unset SHOAL_POOL to use a pool of this program's own."
     return f"the pool {url} cannot be reached: {error}. {help_text}"
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import datetime
 import socket
-import ssl
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shoal.errors import PoolError, ProtocolError
-from shoal.pool import codes, frames, limits, messages, tls
-from shoal.pool.client import NETWORK_PREFIX, join_address, split_address
+from shoal.pool.access import codes
+from shoal.pool.base import limits, paths
+from shoal.pool.client.head_connection import NETWORK_PREFIX, join_address, split_address
+from shoal.pool.wire import frames, messages, tls
+
+if TYPE_CHECKING:
+    import ssl
 
 
 def join(invitation: str, role: str, name: str, path: Path) -> tls.Identity:
     """Joins with "CODE@HOST" and writes the identity to `path`. The key never leaves this machine."""
-    from shoal.pool import identity
+    from shoal.pool.access import identity
 
     text, at, address = invitation.rpartition("@")
     if not at:
@@ -23,6 +29,7 @@ def join(invitation: str, role: str, name: str, path: Path) -> tls.Identity:
     except codes.CodeError as error:
         raise PoolError(str(error)) from None
     host, port = split_address(address)
+    paths.check_writable(path)  # before the code is used up
     key = identity.new_key()
     request = messages.Join(code.code_id, code.secret, role, name, identity.request_pem(key))
     joined = _ask(host, port, code.pin, request)
@@ -66,3 +73,16 @@ def check_pin(connection: ssl.SSLSocket, pin: str, address: str) -> None:
             f"{address} is not the head that made this code: its key is another one. Nothing was sent. "
             "Check the address; if it is right, someone may be in between."
         )
+    check_clock(certificate)
+
+
+def check_clock(certificate: bytes) -> None:
+    """Refuse to join with a clock by which the pool could not be used, before the code is used up."""
+    from cryptography import x509
+
+    head = x509.load_der_x509_certificate(certificate)
+    now = datetime.datetime.now(datetime.UTC)
+    if now < head.not_valid_before_utc:
+        raise PoolError(f"{tls.clock_problem('is not valid yet')}. The code is still good.")
+    if now > head.not_valid_after_utc:
+        raise PoolError(f"{tls.clock_problem('has expired')}. The code is still good.")

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
-import select
 import threading
 import time
 from collections.abc import Callable
 
 from shoal.errors import ShoalError
-from shoal.pool import limits, messages
-from shoal.pool.client import Connection
-from shoal.pool.fields import SessionPart
+from shoal.pool.base import limits, process
+from shoal.pool.client.head_connection import Connection
+from shoal.pool.wire import messages
+from shoal.pool.wire.end_reasons import End, Why
+from shoal.pool.wire.message_fields import SessionPart
 
 RELEASE_S = 2.0
 
 
 class LeaseOver(Exception):
     """The head says that the lease has ended."""
+
+    def __init__(self, end: End) -> None:
+        super().__init__(end.text)
+        self.end = end
 
 
 class Keeper:
@@ -32,7 +37,7 @@ class Keeper:
         self,
         connection: Connection,
         lease: messages.Lease,
-        on_lost: Callable[[list[SessionPart], str], None],
+        on_lost: Callable[[list[SessionPart], End], None],
         uses: Callable[[], list[messages.SessionUse]],
     ) -> None:
         self._connection: Connection | None = connection
@@ -41,7 +46,10 @@ class Keeper:
         self._parts = {d.part for d in lease.devices}
         self._on_lost = on_lost
         self._uses = uses
-        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        # Written to by other threads to wake this one, which closes it; -1: it has.
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wake_lock = threading.Lock()
+        self._missed: list[messages.LostSight] = []  # that the head is to be asked about
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="shoal-lease", daemon=True)
         self._thread.start()
@@ -50,8 +58,21 @@ class Keeper:
         """Gives the lease back. The head has heard it when this returns, if it is there."""
         if not self._stopping:
             self._stopping = True
-            os.write(self._wake_write, b"x")
+            self._wake_up()
             self._thread.join(RELEASE_S + 1)
+
+    def ask(self, part: SessionPart, seen: Why) -> bool:
+        """Have the head asked why a part of the session is gone. False if nobody is there to ask."""
+        if threading.current_thread() is self._thread or not self._thread.is_alive():
+            return False
+        self._missed.append(messages.LostSight([part], seen))
+        self._wake_up()
+        return True
+
+    def _wake_up(self) -> None:
+        with self._wake_lock:  # else the descriptor might be another's by now
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
 
     def abandon(self) -> None:
         """In a forked child: lets go of the parent's connection without a word."""
@@ -59,8 +80,9 @@ class Keeper:
         connection, self._connection = self._connection, None
         if connection is not None:
             os.close(connection.socket.detach())
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        if self._wake >= 0:
+            os.close(self._wake)
+            self._wake = -1
 
     def _run(self) -> None:
         try:
@@ -71,10 +93,13 @@ class Keeper:
                     self._keep(self._connection)
             self._give_back()
         except LeaseOver as over:
-            self._lost(sorted(self._parts), str(over))
+            self._lost(sorted(self._parts), over.end)
         finally:
             if self._connection is not None:
                 self._connection.close()
+            with self._wake_lock:
+                os.close(self._wake)
+                self._wake = -1
 
     def _keep(self, connection: Connection) -> None:
         """Beats until the connection breaks."""
@@ -85,12 +110,14 @@ class Keeper:
                 if now >= next_beat:
                     connection.send(messages.Beat(self._uses()))
                     next_beat = now + limits.BEAT_S
+                while self._missed:
+                    connection.send(self._missed.pop(0))
                 while (message := self._next(connection, next_beat - now)) is not None:
                     heard = now = time.monotonic()
                     if isinstance(message, messages.SessionsLost):
-                        self._lost(message.parts, message.reason)
+                        self._lost(message.parts, message.end)
                     elif isinstance(message, messages.Refusal):
-                        raise LeaseOver(message.reason)
+                        raise LeaseOver(End(Why.REFUSED, message.reason))
                 if time.monotonic() - heard > limits.SILENCE_S:
                     break
         except ShoalError:
@@ -104,9 +131,15 @@ class Keeper:
         message = connection.buffered()
         if message is not None:
             return message
-        fds = [connection.socket.fileno(), self._wake_read]
-        ready, _, _ = select.select(fds, [], [], max(0.0, wait_s))
-        return connection.receive(limits.FRAME_S) if fds[0] in ready else None
+        fd = connection.socket.fileno()
+        return connection.receive(limits.FRAME_S) if fd in self._wait([fd], wait_s) else None
+
+    def _wait(self, fds: list[int], wait_s: float) -> set[int]:
+        """Sleep until one of `fds` is readable, another thread wants something, or time is up."""
+        ready = process.wait_readable([*fds, self._wake], wait_s)
+        if self._wake in ready:
+            os.eventfd_read(self._wake)
+        return ready
 
     def _come_back(self) -> None:
         """One try to find the head, and the lease there."""
@@ -119,22 +152,27 @@ class Keeper:
         except (ShoalError, OSError):
             if connection is not None:
                 connection.close()
-            select.select([self._wake_read], [], [], limits.RETRY_S)
+            self._wait([], limits.RETRY_S)
             return
+        if isinstance(answer, messages.SessionsLost):  # what ended it is known there
+            connection.close()
+            raise LeaseOver(answer.end)
         if not isinstance(answer, messages.Resumed):
             connection.close()
             reason = answer.reason if isinstance(answer, messages.Refusal) else "it is not known"
-            raise LeaseOver(reason)
+            raise LeaseOver(End(Why.REFUSED, reason))
         self._connection = connection
+        for ended in answer.ended:
+            self._lost([ended.part], ended.end)
         gone = self._parts - set(answer.parts)
         if gone:
-            self._lost(sorted(gone), "it was lost while the head was away")
+            self._lost(sorted(gone), End(Why.UNKNOWN))
 
-    def _lost(self, parts: list[SessionPart], reason: str) -> None:
+    def _lost(self, parts: list[SessionPart], end: End) -> None:
         known = [p for p in parts if p in self._parts]
         self._parts -= set(known)
         if known and not self._stopping:
-            self._on_lost(known, reason)
+            self._on_lost(known, end)
 
     def _give_back(self) -> None:
         if self._connection is None:

@@ -6,14 +6,16 @@ import ipaddress
 import re
 import secrets
 import time
+from dataclasses import replace
 
 from shoal.errors import ProtocolError
-from shoal.pool import codes, messages
-from shoal.pool.codes import CodeError, Desk, IssuedCode, JoinRefused
-from shoal.pool.identity import Authority
-from shoal.pool.leases import LeaseTable, Quota
-from shoal.pool.store import Store, StoredClient
-from shoal.pool.tls import Peer
+from shoal.pool.access import codes
+from shoal.pool.access.codes import CodeError, Desk, IssuedCode, JoinRefused
+from shoal.pool.access.identity import Authority
+from shoal.pool.head.leases import LeaseTable, Quota
+from shoal.pool.head.store import Store, StoredClient
+from shoal.pool.wire import messages
+from shoal.pool.wire.tls import Peer
 
 __all__ = ["CodeError", "Enrolment", "JoinRefused"]
 
@@ -110,11 +112,15 @@ class Enrolment:
             )
 
     def revoke(self, name: str) -> None:
-        now = time.time()
-        if not self._store.revoke_client(name, now):
+        """Refuse a client or node from now on. Its certificate is not trusted again while this head
+        lives, even if the disk is full; the store writes it as soon as it can."""
+        client = self._clients.get(name)
+        if client is None or client.revoked is not None:
             known = ", ".join(n for n, c in self._clients.items() if c.revoked is None) or "nobody"
             raise ProtocolError(f"no client or node {name!r} can be revoked; there is: {known}")
-        self._clients = {c.name: c for c in self._store.clients()}
+        now = time.time()
+        self._clients[name] = replace(client, revoked=now)
+        self._store.revoke_client(name, now)
 
     def list(self) -> messages.ClientList:
         return messages.ClientList(

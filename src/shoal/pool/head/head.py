@@ -13,41 +13,24 @@ import hmac
 import os
 import secrets
 import time
-from dataclasses import dataclass
 
 import shoal
 from shoal.errors import ProtocolError
-from shoal.pool import limits, messages, node_messages
-from shoal.pool.channel import Channel, Closed
-from shoal.pool.codes import JoinRefused
-from shoal.pool.enrolment import Enrolment
-from shoal.pool.fields import SessionPart
-from shoal.pool.leases import Granted, LeaseRefused, LeaseTable, Lost, Request, Share
-from shoal.pool.nodes import Node, Nodes
-from shoal.pool.process import check_same_user
-from shoal.pool.store import Store, StoredLease, StoreError
+from shoal.pool.access.codes import JoinRefused
+from shoal.pool.base import limits
+from shoal.pool.base.process import check_same_user
+from shoal.pool.head.enrolment import Enrolment
+from shoal.pool.head.leases import Granted, LeaseRefused, LeaseTable, Request, Share
+from shoal.pool.head.nodes import Node, Nodes
+from shoal.pool.head.session_ends import Client, Endings, Holder
+from shoal.pool.head.store import Store, StoredLease, StoreError
+from shoal.pool.wire import messages, node_messages
+from shoal.pool.wire.channel import Channel, Closed
+from shoal.pool.wire.end_reasons import End, Why
 
 OWNER = "owner"  # whoever comes over a Unix socket: the user who started the pool, or root
 SESSIONS_SHOWN_MAX = 2000
 _CONNECTION = (Closed, ProtocolError)
-
-
-@dataclass
-class Holder:
-    """A lease's client: here, or expected back."""
-
-    stored: StoredLease
-    channel: Channel | None
-    deadline: float | None = None  # monotonic: comes back until then, or the lease ends
-
-
-@dataclass
-class Client:
-    """A connection and the lease that it holds."""
-
-    channel: Channel
-    name: str
-    lease: int | None = None
 
 
 class Head:
@@ -68,11 +51,17 @@ class Head:
         self.listen = listen
         self.table = table or LeaseTable()
         self.nodes = Nodes(self.table, store)
-        self.holders: dict[int, Holder] = {}
-        self.uses: dict[SessionPart, messages.SessionUse] = {}
+        self.ends = Endings(self.table, self.nodes, store, self._change)
+        self.holders = self.ends.holders
+        self.uses = self.ends.uses
         self.connections: dict[str, set[Channel]] = {}  # by name, of those with a certificate
         self.started = time.time()
-        self.counts = {"leases_granted": 0, "leases_refused": 0, "nodes_lost": 0}
+        self.counts = {
+            "leases_granted": 0,
+            "leases_refused": 0,
+            "nodes_lost": 0,
+            "state_writes_failed": 0,
+        }
         self._changed = asyncio.Event()
         # Device, session, epoch; until the client is told.
         self._taken_grants: set[tuple[int, int, int]] = set()
@@ -99,17 +88,19 @@ class Head:
             for node in self.nodes.silent(now):
                 lost = self.nodes.lose(node)
                 self.counts["nodes_lost"] += 1
-                reason = f"node {node.name} has not been heard of for {limits.SILENCE_S:g} s"
-                self.store.write_audit(time.time(), node.name, "node lost", reason)
-                self._tell_lost(lost, reason)
+                end = End(Why.NODE_LOST, node.name)
+                self.store.write_audit(time.time(), node.name, "node lost", end.text)
+                self.ends.tell_lost(lost, end)
                 self._change()
             for lease, holder in list(self.holders.items()):
                 if holder.deadline is not None and holder.deadline < now:
-                    self.end_lease(lease, "its client did not come back")
+                    self.ends.end_lease(lease, End(Why.CLIENT_AWAY))
             epochs = {g.epoch for g in self.table.leases.values()}
             self._taken_grants = {t for t in self._taken_grants if t[2] in epochs}
             for lease in self.table.expired(time.time()):
-                self.end_lease(lease, "the time that was asked for is over")
+                self.ends.end_lease(lease, End(Why.EXPIRED))
+            self.ends.recent.forget_old(now)
+            self.store.retry()
 
     def _change(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
@@ -177,11 +168,12 @@ class Head:
                 )
             node, lost = self.nodes.hello(hello, channel, time.monotonic())
             node.clock_ahead_s = hello.now - time.time()
-        except ProtocolError as error:
+        except (ProtocolError, StoreError) as error:
             channel.send(messages.refusal(str(error)))
             return
         channel.send(node_messages.NodeWelcome(self.pool, limits.BEAT_S if self.standing else 0.0))
-        self._tell_lost(lost, f"node {node.name} was started anew")
+        for one in lost:
+            self.ends.tell_lost([one], self.nodes.why_lost(node, hello, one))
         self._change()
         if not self.standing:
             node.heard = float("inf")  # its connection tells, there are no beats
@@ -196,6 +188,8 @@ class Head:
                 self.store.write_audit(time.time(), node.name, "node cut off", str(error))
         finally:
             self.nodes.disconnected(node, time.monotonic())
+            for holder in list(self.holders.values()):
+                self.ends.answer_missed(holder)
             self._change()
 
     def _hear_node(self, node: Node, message: messages.Message) -> None:
@@ -213,31 +207,20 @@ class Head:
                 return
             case node_messages.DeviceUp():
                 lost = self.nodes.device_up(node, message)
-                reason = f"device {message.device.name} was started anew"
+                again = f"device server {message.device.name} ended and was started again"
+                end = End(Why.SERVER_ENDED, again)
             case node_messages.DeviceDown():
                 lost = self.nodes.device_down(node, message)
-                reason = message.reason
+                end = End(Why.SERVER_ENDED, message.reason)
             case node_messages.NodeSessionEnded():
                 lost = self.nodes.session_ended(node, message)
-                reason = message.reason
+                end = message.end
+                if not lost:
+                    self.ends.hear_late(node, message)
             case _:
                 raise ProtocolError(f"a node does not say {type(message).__name__}")
-        self._tell_lost(lost, reason)
+        self.ends.tell_lost(lost, end)
         self._change()
-
-    def _tell_lost(self, lost: list[Lost], reason: str) -> None:
-        if not lost:
-            return
-        self.store.lose(lost, reason, time.time())
-        for one in lost:
-            holder = self.holders.get(one.lease)
-            parts = [s.part for s in one.shares]
-            for part in parts:
-                self.uses.pop(part, None)
-            if holder is not None and holder.channel is not None and self.standing:
-                holder.channel.send(messages.SessionsLost(parts, reason[: limits.TEXT_CHARS_MAX]))
-            if one.ended:
-                self.holders.pop(one.lease, None)
 
     # --- clients -----------------------------------------------------------------------------------
 
@@ -277,9 +260,12 @@ class Head:
             case messages.Beat():
                 self._note_use(client, message)
                 return messages.Beat()
+            case messages.LostSight():
+                self.ends.lost_sight(client, message)
+                return None
             case messages.Release():
                 if client.lease is not None:
-                    self.end_lease(client.lease, "given back")
+                    self.ends.end_lease(client.lease, End(Why.GIVEN_BACK))
                     client.lease = None
                 return messages.Done()
         if client.name != OWNER and isinstance(message, messages.Measure):
@@ -314,7 +300,13 @@ class Head:
         if isinstance(message, messages.ListClients):
             return self.enrolment.list()
         self.enrolment.revoke(message.name)
-        return messages.Done(self._throw_out(message.name))
+        text = self._throw_out(message.name)
+        if self.store.unwritten:
+            text += (
+                f". This is not on the disk yet: {self.store.error}. The head writes it as soon as it "
+                "can; until then do not stop it. Look there with: df"
+            )
+        return messages.Done(text)
 
     def _measure(self, message: messages.Measure) -> messages.Message:
         if not self.standing:
@@ -328,23 +320,26 @@ class Head:
         """Ends everything of a revoked client or node. Its certificate opens nothing any more."""
         ended = [g.lease for g in self.table.held_by(name)]
         for lease in ended:
-            self.end_lease(lease, f"{name} was revoked by the pool's owner")
-        node = self.nodes.nodes.get(name)
-        if node is not None:
-            self._tell_lost(self.nodes.lose(node), f"node {name} was revoked by the pool's owner")
+            self.ends.end_lease(lease, End(Why.REVOKED, name))
+        self.ends.tell_lost(self.nodes.forget(name), End(Why.REVOKED, f"node {name}"))
         for channel in self.connections.pop(name, set()):
             channel.hang_up()
         return f"{name} is revoked; {len(ended)} lease(s) ended"
 
     def _client_gone(self, client: Client) -> None:
-        if client.lease is None or client.lease not in self.holders:
+        if client.lease is None:
+            return
+        if client.lease not in self.holders:
+            self.ends.correct(client.lease, End(Why.CLIENT_ENDED))
             return
         holder = self.holders[client.lease]
         if holder.channel is not client.channel:
             return  # it came back on another connection already
         if client.channel.is_local:
-            self.end_lease(client.lease, "its client has ended")
+            self.ends.end_lease(client.lease, End(Why.CLIENT_ENDED))
         else:
+            # Devices that it has just closed its connection to, it lost by ending.
+            self.ends.correct(client.lease, End(Why.CLIENT_ENDED))
             holder.channel = None
             holder.deadline = time.monotonic() + limits.RESUME_S
 
@@ -415,7 +410,7 @@ class Head:
         self.counts["leases_granted"] += 1
         devices = [self._grant_share(granted, share) for share in granted.shares]
         if not await self._taken(granted):
-            self.end_lease(granted.lease, "a device went away while it was granted")
+            self.ends.end_lease(granted.lease, End(Why.NOT_GRANTED))
             client.lease = None
             raise LeaseRefused("a device of the lease went away at this moment; ask again.")
         return messages.Lease(
@@ -444,32 +439,29 @@ class Head:
         return self.nodes.grant(share, grant)
 
     def _resume(self, client: Client, ask: messages.Resume) -> messages.Message:
-        """A client is back. A late one learns that its lease has ended."""
+        """A client is back. A late one learns that its lease has ended, and why if that is known."""
+        ended = self.ends.recent.of(ask.lease)
+        if ended is not None and not (
+            (ended.epoch, ended.client) == (ask.epoch, client.name)
+            and hmac.compare_digest(ended.secret, _hash(ask.secret))
+        ):
+            ended = None
         try:
             granted = self.table.resume(ask.lease, ask.epoch, client.name)
         except LeaseRefused as refused:
+            if ended is not None and ended.parts:
+                parts = list(ended.parts)
+                return messages.SessionsLost(parts, ended.parts[parts[-1]])
             return messages.refusal(str(refused))
         holder = self.holders[ask.lease]
         if not hmac.compare_digest(holder.stored.secret, _hash(ask.secret)):
             raise ProtocolError("the lease is another program's")
         holder.channel, holder.deadline = client.channel, None
         client.lease = ask.lease
-        return messages.Resumed([s.part for s in granted.shares])
-
-    def end_lease(self, lease: int, reason: str) -> None:
-        """Ends a lease, wherever its parts are; its client is told if it is still there."""
-        granted = self.table.release(lease)
-        holder = self.holders.pop(lease, None)
-        if granted is None:
-            return
-        for share in granted.shares:
-            self.nodes.revoke(share)
-            self.uses.pop(share.part, None)
-        self.store.end_lease(lease, granted.client, reason, time.time())
-        if holder is not None and holder.channel is not None and self.standing:
-            parts = [s.part for s in granted.shares]
-            holder.channel.send(messages.SessionsLost(parts, reason))
-        self._change()
+        gone = ended.parts.items() if ended is not None else ()
+        return messages.Resumed(
+            [s.part for s in granted.shares], [messages.PartEnded(p, end) for p, end in gone]
+        )
 
     def _note_use(self, client: Client, beat: messages.Beat) -> None:
         granted = self.table.leases.get(client.lease) if client.lease is not None else None
@@ -502,7 +494,14 @@ class Head:
             self.nodes.node_infos(time.monotonic()),
             self.nodes.infos(),
             sessions[:SESSIONS_SHOWN_MAX],
+            self._state(),
         )
+
+    def _state(self) -> messages.StateInfo:
+        store = self.store
+        self.counts["state_writes_failed"] = store.failed_writes
+        error = store.error[: limits.TEXT_CHARS_MAX]
+        return messages.StateInfo(store.failed_writes, store.unwritten, error, store.free_bytes())
 
 
 def _hash(secret: str) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from shoal.pool.limits import SESSIONS_MAX
-from shoal.pool.placement import LeaseRefused, Offer, Request, choose
-from shoal.schedule.model import show_bytes
+from shoal.pool.base.limits import SESSIONS_MAX
+from shoal.pool.head.placement import LeaseRefused, Offer, Request, choose
+from shoal.schedule.model.entities import show_bytes
 
 __all__ = [
     "SESSIONS_MAX",

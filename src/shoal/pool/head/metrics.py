@@ -8,13 +8,17 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-import ssl
+from typing import TYPE_CHECKING
 
 from shoal.errors import PoolError, ProtocolError
-from shoal.pool import limits, messages, tls
-from shoal.pool.head import Head
+from shoal.pool.base import limits
+from shoal.pool.head.head import Head
+from shoal.pool.wire import messages, tls
 
-STATES = ("starting", "up", "absent")
+if TYPE_CHECKING:
+    import ssl
+
+STATES = ("starting", "up", "absent", "lost")
 REQUEST_BYTES_MAX = 8 * 1024
 
 
@@ -58,6 +62,10 @@ def render(head: Head) -> str:
     page.add("start_time_seconds", "gauge", "When the head started.", [({}, status.started)])
     page.add("nodes", "gauge", "Nodes by state.", [
         ({"state": state}, sum(n.state == state for n in status.nodes)) for state in STATES
+    ])  # fmt: skip
+    page.add("node_up", "gauge", "Whether the node is there: 0 for one that is silent or lost.", [
+        ({"node": n.name}, float(n.state in ("starting", "up")))
+        for n in status.nodes
     ])  # fmt: skip
     page.add("device_memory_bytes", "gauge", "Memory that the device offers.",
              [(label[d.number], d.memory_bytes) for d in status.devices])  # fmt: skip

@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 import msgspec
 
 from shoal.errors import ProtocolError
-from shoal.pool import limits, messages, node_messages, tls
-from shoal.pool.channel import Channel
-from shoal.pool.leases import Held, LeaseTable, Lost, Share
-from shoal.pool.store import Store
-from shoal.schedule.device_profile import DeviceProfile
+from shoal.pool.base import limits
+from shoal.pool.head.leases import Held, LeaseTable, Lost, Share
+from shoal.pool.head.store import Store
+from shoal.pool.wire import messages, node_messages, tls
+from shoal.pool.wire.channel import Channel
+from shoal.pool.wire.end_reasons import End, Why
+from shoal.schedule.model.device_profile import DeviceProfile
+
+LOST_MAX = 64  # lost nodes that are remembered, so that someone asks after them
 
 
 @dataclass
@@ -44,6 +48,7 @@ class Nodes:
         self.table = table
         self.store = store
         self.nodes: dict[str, Node] = {}
+        self.lost: dict[str, float] = {}  # by name: when it was last heard (monotonic)
         self.profiles: dict[
             int, DeviceProfile
         ] = {}  # by number; agents say them when they say hello
@@ -81,6 +86,7 @@ class Nodes:
         node = Node(hello.node, channel, hello.machine, host, hello.starting, heard=now)
         node.folders = hello.folders
         self.nodes[hello.node] = node
+        self.lost.pop(hello.node, None)
         if len(set(hello.declared)) < len(hello.declared):
             raise ProtocolError(f"node {hello.node} has two devices of one name; name them apart")
         for name in hello.declared:  # numbers follow the order in which devices were declared
@@ -101,6 +107,15 @@ class Nodes:
         for other in unnumbered:
             node.send(node_messages.NodeRevoke(other.device, other.session))
         return node, lost
+
+    def why_lost(self, node: Node, hello: node_messages.NodeHello, lost: Lost) -> End:
+        """Return why a node does not have these shares any more. An agent tells what ended while it had
+        no head; else it is a new agent, and the one before has ended."""
+        parts = {s.part for s in lost.shares}
+        for one in hello.ended:
+            if (node.numbers.get(one.index), one.session) in parts:
+                return one.end
+        return End(Why.AGENT_ENDED, node.name)
 
     def _add(self, node: Node, device: node_messages.NodeDevice) -> int:
         number = self.store.device_number(node.name, device.name)
@@ -153,7 +168,19 @@ class Nodes:
         return [n for n in self.nodes.values() if now - n.heard > limits.SILENCE_S]
 
     def lose(self, node: Node) -> list[Lost]:
-        """The node is gone, and everything on it."""
+        """The node is gone, and everything on it. It is named as lost until it is back."""
+        self.lost[node.name] = node.heard
+        while len(self.lost) > LOST_MAX:
+            del self.lost[next(iter(self.lost))]
+        return self._remove(node)
+
+    def forget(self, name: str) -> list[Lost]:
+        """The owner wants the node no more, whether it is here or lost."""
+        self.lost.pop(name, None)
+        node = self.nodes.get(name)
+        return self._remove(node) if node is not None else []
+
+    def _remove(self, node: Node) -> list[Lost]:
         if node.channel is not None:
             node.channel.abort()
             node.channel = None
@@ -238,6 +265,9 @@ class Nodes:
                 n.folders,
             )
             for n in self.nodes.values()
+        ] + [
+            messages.NodeInfo(name, "lost", 0, max(0.0, now - heard))
+            for name, heard in self.lost.items()
         ]
 
     def failures(self) -> list[str]:

@@ -2,22 +2,29 @@
 
 Every method is one transaction. With a file it is on the disk when the method returns, so what was
 acknowledged after it is never lost; without one (embedded pools) it lives as long as the head.
+
+What is a promise (a lease, a code, a member) is refused if it cannot be written. What has happened
+already (an end, a revocation) must not fail for want of a disk: it is kept, and written when it can be.
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.errors import PoolError
-from shoal.pool.codes import IssuedCode
-from shoal.pool.leases import Granted, LeaseTable, Lost, Quota, Share
+from shoal.pool.access.codes import IssuedCode
+from shoal.pool.head.leases import Granted, LeaseTable, Lost, Quota, Share
+from shoal.pool.wire.end_reasons import End, Note
 
 SCHEMA_VERSION = 1
 AUDIT_ENTRIES_MAX = 100_000
+UNWRITTEN_NOTES_MAX = 10_000  # of the audit log alone: what else waits is bounded by what there is
 _SCHEMA = """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE clients (
@@ -61,6 +68,9 @@ class StoredClient:
     quota: Quota
 
 
+Write = Callable[[sqlite3.Connection], None]
+
+
 class StoreError(PoolError):
     """The state could not be written; nothing of the change was kept."""
 
@@ -71,6 +81,10 @@ class Store:
     """
 
     def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._unwritten: deque[Write] = deque()  # in their order
+        self.failed_writes = 0
+        self.error = ""  # of the last write; empty: it went well
         try:
             self._db = sqlite3.connect(path or ":memory:", isolation_level=None, timeout=5)
             if path is not None:
@@ -99,19 +113,58 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """A change that is on the disk afterwards, behind all that waited. Raises StoreError."""
         try:
             self._db.execute("BEGIN IMMEDIATE")
             try:
+                for write in self._unwritten:
+                    write(self._db)
                 yield self._db
                 self._db.execute("COMMIT")
             except BaseException:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
+        except sqlite3.IntegrityError as error:  # the change itself is wrong, not the disk
+            raise StoreError(f"the head's state does not allow this: {error}") from None
         except sqlite3.Error as error:
+            self.failed_writes += 1
+            self.error = str(error)
             raise StoreError(
                 f"the head cannot write its state: {error}. Is the disk full? Look there with: df"
             ) from None
+        self._unwritten.clear()
+        self.error = ""
+
+    def _write(self, write: Write) -> None:
+        """Note what has happened: now, or as soon as that is possible."""
+        try:
+            with self._transaction() as db:
+                write(db)
+        except StoreError:
+            self._unwritten.append(write)
+
+    @property
+    def unwritten(self) -> int:
+        """Changes that wait for room on the disk."""
+        return len(self._unwritten)
+
+    def retry(self) -> None:
+        """Write what waits. After a failure that nothing waits for, find out whether it is over."""
+        if not self._unwritten and not self.error:
+            return
+        with suppress(StoreError), self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO counters VALUES ('tried', 1)")
+
+    def free_bytes(self) -> int | None:
+        """Return the room on the disk; None for a store in memory."""
+        if self._path is None:
+            return None
+        try:
+            found = os.statvfs(self._path.parent)
+        except OSError:
+            return 0
+        return found.f_bavail * found.f_frsize
 
     # --- leases ------------------------------------------------------------------------------------
 
@@ -132,23 +185,43 @@ class Store:
             detail = f"lease {granted.lease}: {_describe(granted.shares)}"
             self._audit(db, stored.since, granted.client, "grant", detail)
 
-    def end_lease(self, lease: int, client: str, reason: str, now: float) -> None:
-        with self._transaction() as db:
-            if db.execute("DELETE FROM leases WHERE lease = ?", (lease,)).rowcount:
-                self._audit(db, now, client, "end", f"lease {lease}: {reason}")
+    def end_lease(self, lease: int, client: str, end: End, now: float) -> Note:
+        """A lease has ended. Never fails: see _write."""
+        note = Note(now, client, "end", f"lease {lease}", end)
 
-    def lose(self, lost: Iterable[Lost], reason: str, now: float) -> None:
-        """Shares that are no more; leases that have none left end."""
-        with self._transaction() as db:
-            for one in lost:
-                db.executemany(
-                    "DELETE FROM shares WHERE lease = ? AND device = ? AND session = ?",
-                    [(one.lease, *s.part) for s in one.shares],
-                )
-                if one.ended:
-                    db.execute("DELETE FROM leases WHERE lease = ?", (one.lease,))
-                detail = f"lease {one.lease}: {_describe(one.shares)}: {reason}"
-                self._audit(db, now, "head", "end" if one.ended else "lose", detail)
+        def write(db: sqlite3.Connection) -> None:
+            if db.execute("DELETE FROM leases WHERE lease = ?", (lease,)).rowcount:
+                self._note(db, note)
+
+        self._write(write)
+        return note
+
+    def lose(self, one: Lost, end: End, now: float) -> Note:
+        """Shares are gone; a lease that has none left has ended. Never fails: see _write."""
+        what = f"lease {one.lease}: {_describe(one.shares)}"
+        note = Note(now, "head", "end" if one.ended else "lose", what, end)
+
+        def write(db: sqlite3.Connection) -> None:
+            db.executemany(
+                "DELETE FROM shares WHERE lease = ? AND device = ? AND session = ?",
+                [(one.lease, *s.part) for s in one.shares],
+            )
+            if one.ended:
+                db.execute("DELETE FROM leases WHERE lease = ?", (one.lease,))
+            self._note(db, note)
+
+        self._write(write)
+        return note
+
+    def correct(self, note: Note) -> None:
+        """The reason of an end is another than was thought at first. Never fails: see _write."""
+
+        def write(db: sqlite3.Connection) -> None:
+            row = (_short(note.detail), note.row)
+            db.execute("UPDATE audit SET detail = ? WHERE id = ?", row)
+
+        if note.row is not None:  # else it is written with its new reason
+            self._write(write)
 
     def leases(self) -> list[StoredLease]:
         shares: dict[int, list[Share]] = {}
@@ -225,15 +298,17 @@ class Store:
             )  # fmt: skip
             self._audit(db, now, client.name, "join", f"{client.role}, code {code_id}")
 
-    def revoke_client(self, name: str, now: float) -> bool:
-        """False if there is no such client, or it was revoked before."""
-        with self._transaction() as db:
+    def revoke_client(self, name: str, now: float) -> None:
+        """A client or node is no longer welcome. Never fails: see _write."""
+
+        def write(db: sqlite3.Connection) -> None:
             done = db.execute(
                 "UPDATE clients SET revoked = ? WHERE name = ? AND revoked IS NULL", (now, name)
             ).rowcount
             if done:
                 self._audit(db, now, "owner", "revoke", name)
-            return bool(done)
+
+        self._write(write)
 
     def clients(self) -> list[StoredClient]:
         rows = self._db.execute(
@@ -248,8 +323,13 @@ class Store:
     # --- audit -------------------------------------------------------------------------------------
 
     def write_audit(self, now: float, actor: str, action: str, detail: str) -> None:
-        with self._transaction() as db:
+        """Never fails: see _write."""
+
+        def write(db: sqlite3.Connection) -> None:
             self._audit(db, now, actor, action, detail)
+
+        if len(self._unwritten) < UNWRITTEN_NOTES_MAX:
+            self._write(write)
 
     def read_audit(self, count: int) -> list[tuple[float, str, str, str]]:
         """The newest entries, oldest first."""
@@ -258,18 +338,27 @@ class Store:
         ).fetchall()
         return list(reversed(rows))
 
+    def _note(self, db: sqlite3.Connection, note: Note) -> None:
+        note.row = self._audit(db, note.at, note.actor, note.action, note.detail)
+
     def _audit(
         self, db: sqlite3.Connection, now: float, actor: str, action: str, detail: str
-    ) -> None:
+    ) -> int | None:
+        """Return the entry's row."""
         added = db.execute(
             "INSERT INTO audit (at, actor, action, detail) VALUES (?,?,?,?)",
-            (now, actor[:64], action, detail[:500]),
+            (now, actor[:64], action, _short(detail)),
         )
         if (
             added.lastrowid is not None and added.lastrowid % 1000 == 0
         ):  # bounded, and rarely at work
             oldest = added.lastrowid - AUDIT_ENTRIES_MAX
             db.execute("DELETE FROM audit WHERE id <= ?", (oldest,))
+        return added.lastrowid
+
+
+def _short(detail: str) -> str:
+    return detail[:500]
 
 
 def _describe(shares: Iterable[Share]) -> str:

@@ -14,12 +14,13 @@ from pathlib import Path
 import msgspec
 
 from shoal.errors import ShoalError
-from shoal.pool import limits, process, tls
-from shoal.pool.agent import Agent, Network, connect_local
-from shoal.pool.channel import Channel, open_channel
-from shoal.pool.client import NETWORK_PREFIX, split_address
-from shoal.pool.profile_cache import ProfileCache
-from shoal.pool.spec import DeviceSpec, parse_device
+from shoal.pool.base import limits, log, process
+from shoal.pool.client.head_connection import NETWORK_PREFIX, split_address
+from shoal.pool.node.agent import Agent, Network, connect_local
+from shoal.pool.node.profile_cache import ProfileCache
+from shoal.pool.node.spec import DeviceSpec, parse_device
+from shoal.pool.wire import tls
+from shoal.pool.wire.channel import Channel, open_channel
 
 
 class Options(msgspec.Struct):
@@ -39,7 +40,7 @@ def declared(devices: list[str] | None) -> list[DeviceSpec]:
     if devices is None:
         found = subprocess.run(
             [sys.executable, "-c",
-             "from shoal.pool.local import default_devices; print(*default_devices())"],
+             "from shoal.pool.local.local_pool import default_devices; print(*default_devices())"],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=limits.ANSWER_S,
             check=True,
         )  # fmt: skip
@@ -70,15 +71,18 @@ def connector(options: Options) -> Callable[[], Awaitable[Channel]]:
     return connect
 
 
-def say_ready() -> None:
-    os.write(1, b"ready\n")  # in one piece
+def give_up(reason: str) -> None:
+    """No device came up: an agent without one is of no use. Device servers end with this process."""
+    process.report_failure(reason)
+    os._exit(1)
 
 
 def main() -> None:
-    """`python -m shoal.pool.agent_process OPTIONS_JSON`."""
+    """`python -m shoal.pool.local.agent_process OPTIONS_JSON`."""
     process.die_with_parent_thread()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     options = msgspec.json.decode(sys.argv[1], type=Options)
+    log.set_up(f"agent[{options.node}]")
     try:
         network = None
         if options.identity and options.host:
@@ -90,10 +94,12 @@ def main() -> None:
         agent = Agent(
             options.pool_id, options.node, specs, network=network, restart=True, profiles=cache
         )
-        agent.on_settled = say_ready
+        agent.on_settled = process.report_ready
+        agent.on_nothing = give_up
         asyncio.run(agent.run(connector(options), forever=True))
     except (ShoalError, OSError, subprocess.SubprocessError) as error:
-        sys.exit(f"shoal: the agent of {options.node} cannot start: {error}")
+        process.report_failure(process.start_problem(error))
+        sys.exit(1)
 
 
 if __name__ == "__main__":

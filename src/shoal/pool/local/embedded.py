@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -10,12 +11,13 @@ import sys
 
 import msgspec
 
-from shoal.pool import home, process
-from shoal.pool.agent import Agent
-from shoal.pool.channel import Channel, Listener, open_channel
-from shoal.pool.head import Head
-from shoal.pool.spec import DeviceSpec
-from shoal.pool.store import Store
+from shoal.errors import describe
+from shoal.pool.base import log, paths, process
+from shoal.pool.head.head import Head
+from shoal.pool.head.store import Store
+from shoal.pool.node.agent import Agent
+from shoal.pool.node.spec import DeviceSpec
+from shoal.pool.wire.channel import Channel, Listener, open_channel
 
 
 async def serve(pool: str, owner_pidfd: int, listener: socket.socket, agent: Agent) -> None:
@@ -40,18 +42,25 @@ async def serve(pool: str, owner_pidfd: int, listener: socket.socket, agent: Age
 
 
 def main() -> None:
-    """`python -m shoal.pool.embedded POOL OWNER_PID SPECS_JSON`: started by `shoal.up`."""
+    """`python -m shoal.pool.local.embedded POOL OWNER_PID SPECS_JSON`: started by `shoal.up`."""
     pool, owner, specs_text = sys.argv[1:4]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    log.set_up("pool")
     specs = msgspec.json.decode(specs_text, type=list[DeviceSpec])
-    owner_pidfd = process.watch(int(owner))
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(home.socket_name(pool, "head"))
-    listener.listen(64)
-    agent = Agent(pool, "", specs, restart=False)
-    os.write(1, b"ready\n")
     try:
+        owner_pidfd = process.watch(int(owner))
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(paths.socket_name(pool, "head"))
+        listener.listen(64)
+        agent = Agent(pool, "", specs, restart=False)
+        process.report_ready()
         asyncio.run(serve(pool, owner_pidfd, listener, agent))
+    except ProcessLookupError:
+        pass  # the program has ended already
+    except OSError as error:
+        process.report_failure(describe(error))
+    except Exception:
+        logging.getLogger(__name__).exception("the program's pool ends: this is a bug in Shoal")
     finally:
         os._exit(0)  # device servers die with this process; nothing else is to be tidied up
 

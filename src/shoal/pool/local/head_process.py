@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 import os
 import resource
 import signal
 import socket
-import ssl
 import sys
 import time
 from pathlib import Path
 
 import msgspec
 
-from shoal.errors import ShoalError
-from shoal.pool import codes, home, metrics, process, tls
-from shoal.pool.channel import Listener
-from shoal.pool.client import join_address
-from shoal.pool.head import Head
-from shoal.pool.leases import LeaseTable
-from shoal.pool.store import Store
+from shoal.errors import PoolStartError, ShoalError
+from shoal.pool.access import codes
+from shoal.pool.base import log, paths, process
+from shoal.pool.client.head_connection import join_address
+from shoal.pool.head import metrics
+from shoal.pool.head.head import Head
+from shoal.pool.head.leases import LeaseTable
+from shoal.pool.head.store import Store
+from shoal.pool.wire import tls
+from shoal.pool.wire.channel import Listener
+
+_log = logging.getLogger(__name__)
 
 
 class Options(msgspec.Struct):
@@ -32,9 +38,19 @@ class Options(msgspec.Struct):
     metrics_port: int = 0  # 0: none
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(option: str, host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=256)
+    try:
+        return socket.create_server((host, port), family=family, backlog=256)
+    except OSError as error:
+        number = error.errno or 0  # below 0: of a name that cannot be resolved
+        reason = os.strerror(number) if number > 0 else str(error.strerror)
+        help_text = "Name another port"
+        if error.errno != errno.EADDRINUSE:
+            help_text = "Name an address of this machine (ip addr lists them), or 0.0.0.0 for all"
+        raise PoolStartError(
+            f"{option}: cannot listen at {join_address(host, port)}: {reason}. {help_text}"
+        ) from None
 
 
 def make_head(options: Options) -> tuple[Head, tls.Identity | None]:
@@ -44,12 +60,12 @@ def make_head(options: Options) -> tuple[Head, tls.Identity | None]:
     table = LeaseTable()
     identity = enrolment = None
     if options.listen_host:
-        from shoal.pool.enrolment import Enrolment
-        from shoal.pool.identity import Authority
+        from shoal.pool.access.identity import Authority
+        from shoal.pool.head.enrolment import Enrolment
 
         authority = Authority.open(state, options.pool)
         identity = authority.own_identity(state, "head", "head", time.time())
-        pin = codes.pin_of(ssl.PEM_cert_to_DER_cert(identity.certificate))
+        pin = codes.pin_of(tls.library().PEM_cert_to_DER_cert(identity.certificate))
         enrolment = Enrolment(store, table, authority, pin, options.pool)
     listen = join_address(options.listen_host, options.listen_port) if options.listen_host else ""
     head = Head(options.pool, store, standing=True, enrolment=enrolment, table=table, listen=listen)
@@ -59,33 +75,39 @@ def make_head(options: Options) -> tuple[Head, tls.Identity | None]:
 async def serve(options: Options) -> None:
     head, identity = make_head(options)
     local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    local.bind(home.socket_name(home.local_pool_id(options.pool), "head"))
+    local.bind(paths.socket_name(paths.local_pool_id(options.pool), "head"))
     local.listen(256)
-    work = [head.watch(), Listener(local, head.serve_local).run()]
+    listeners = [Listener(local, head.serve_local)]
     if identity is not None:
-        listener = _listen(options.listen_host, options.listen_port)
+        listener = _listen("--listen", options.listen_host, options.listen_port)
         context = tls.server_context(identity, strangers=True)
-        work.append(Listener(listener, head.serve_network, context).run())
+        listeners.append(Listener(listener, head.serve_network, context))
+    figures = None
     if options.metrics_port:
-        work.append(
-            metrics.serve(head, _listen(options.metrics_host, options.metrics_port), identity)
-        )
+        figures = _listen("--metrics", options.metrics_host, options.metrics_port)
     head.store.write_audit(time.time(), "head", "start", f"pid {os.getpid()}")
-    os.write(1, b"ready\n")
+    _log.info("the head of pool %s is ready; it listens at %s", head.pool, head.listen or "no port")
+    process.report_ready()
+    # Made only now: a coroutine that an error keeps from running warns that nobody awaited it.
+    work = [head.watch(), *(one.run() for one in listeners)]
+    if figures is not None:
+        work.append(metrics.serve(head, figures, identity))
     await asyncio.gather(*work)  # none of them ends
 
 
 def main() -> None:
-    """`python -m shoal.pool.head_process OPTIONS_JSON`: started by `shoal up`, and ends with it."""
+    """`python -m shoal.pool.local.head_process OPTIONS_JSON`, by `shoal up`: ends with it."""
     process.die_with_parent_thread()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    log.set_up("head")
     options = msgspec.json.decode(sys.argv[1], type=Options)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one for each connection
     try:
         asyncio.run(serve(options))
     except (ShoalError, OSError) as error:
-        sys.exit(f"shoal: the head cannot start: {error}")
+        process.report_failure(process.start_problem(error))
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import secrets
 import subprocess
@@ -12,10 +13,14 @@ from collections.abc import Sequence
 import msgspec
 
 from shoal.errors import LeaseError, PoolStartError
-from shoal.pool import messages
-from shoal.pool.client import LOCAL_PREFIX as URL_PREFIX
-from shoal.pool.client import ask
-from shoal.pool.spec import DeviceSpec, parse_device
+from shoal.pool.base import log, process
+from shoal.pool.client.head_connection import LOCAL_PREFIX as URL_PREFIX
+from shoal.pool.client.head_connection import ask
+from shoal.pool.node import machine
+from shoal.pool.node.spec import DeviceSpec, parse_device
+from shoal.pool.wire import messages
+
+_log = logging.getLogger("shoal")
 
 __all__ = ["URL_PREFIX", "Pool", "ask", "default_devices", "describe", "up"]
 
@@ -31,13 +36,22 @@ class Pool:
         self._id = secrets.token_hex(8)
         self._owner_pid = os.getpid()
         encoded = msgspec.json.encode(list(specs)).decode()
-        command = [sys.executable, "-m", "shoal.pool.embedded", self._id, str(os.getpid()), encoded]
+        command = [
+            sys.executable,
+            "-m",
+            "shoal.pool.local.embedded",
+            self._id,
+            str(os.getpid()),
+            encoded,
+        ]
         self._head = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
         )
         assert self._head.stdout is not None
-        if self._head.stdout.readline() != b"ready\n":
-            raise PoolStartError("the pool's head did not start; its own output says why")
+        said = self._head.stdout.readline()
+        if said != process.READY:
+            reason = process.failure_in(said) or process.exit_reason(self._head.wait())
+            raise PoolStartError(f"the program's pool did not start: {reason}")
         atexit.register(self.close)
 
     @property
@@ -87,6 +101,9 @@ def up(devices: Sequence[str] | None = None) -> Pool:
     if not declared:
         raise PoolStartError('a pool needs at least one device: shoal.up(devices=["cpu"])')
     specs = [parse_device(text, number) for number, text in enumerate(declared)]
+    log.check_settings()
+    for warning in machine.check(specs) if devices is not None else ():
+        _log.warning("shoal: %s", warning)
     return Pool(specs)
 
 

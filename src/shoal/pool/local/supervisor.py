@@ -6,8 +6,8 @@ They end with this process, however it ends; one that ends by itself is started 
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.errors import PoolError, PoolStartError
-from shoal.pool import limits
-from shoal.pool.process import exit_reason
+from shoal.pool.base import limits, paths, process
+from shoal.pool.base.process import exit_reason, wait_readable
 
+_log = logging.getLogger(__name__)
 START_S = 90.0  # the first import of torch from a cold disk takes a while
 STOP_S = 10.0
 
@@ -29,8 +30,7 @@ class Lock:
     """One supervisor per state directory. The kernel lets go of it when its holder ends."""
 
     def __init__(self, state: Path) -> None:
-        state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        state.chmod(0o700)
+        paths.make_directory(state)
         self._file = open(state / "lock", "a+")  # noqa: SIM115  (held as long as this process lives)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -78,7 +78,7 @@ def stop(state: Path) -> bool:
 
 @dataclass
 class Part:
-    """A process to keep running: it writes "ready" when it is."""
+    """A process to keep running. It says on its stdout that it is ready, or why it cannot start."""
 
     name: str
     module: str
@@ -112,7 +112,7 @@ class Supervisor:
         """Until a signal comes."""
         while not self._stopping:
             fds = [self._wake_read, *(p.pidfd for p in self._parts)]
-            ready, _, _ = select.select(fds, [], [])
+            ready = wait_readable(fds)
             for part in self._parts:
                 if part.pidfd in ready and not self._stopping:
                     self._restart(part)
@@ -139,27 +139,30 @@ class Supervisor:
         assert part.process.stdout is not None
         out = part.process.stdout
         fds = [out.fileno(), self._wake_read]
-        ready, _, _ = select.select(fds, [], [], START_S)
+        ready = wait_readable(fds, START_S)
         if self._wake_read in ready:
             raise PoolStartError("it was ended while it started")
         if not ready:
             raise PoolStartError(f"the {part.name} was not ready in {START_S:g} s")
-        said = os.read(out.fileno(), 64)
-        if said != b"ready\n":
-            reason = exit_reason(part.process.wait(timeout=STOP_S)) if not said else repr(said)
-            raise PoolStartError(f"the {part.name} did not start: {reason}; its output is above")
+        said = os.read(out.fileno(), process.REPORT_BYTES_MAX)
+        if said != process.READY:
+            ended = exit_reason(part.process.wait(timeout=STOP_S)) if not said else repr(said)
+            reason = process.failure_in(said) or f"{ended}; its output is above"
+            raise PoolStartError(f"the {part.name} did not start: {reason}")
 
     def _restart(self, part: Part) -> None:
         assert part.process is not None
-        part.process.wait()
+        why = exit_reason(part.process.wait())
         assert part.process.stdout is not None
-        part.process.stdout.close()
+        os.set_blocking(part.process.stdout.fileno(), False)
+        with suppress(BlockingIOError), part.process.stdout as out:
+            why = process.failure_in(os.read(out.fileno(), process.REPORT_BYTES_MAX)) or why
         os.close(part.pidfd)
         failed = time.monotonic() - part.started < limits.WORKED_S
         part.failures = part.failures + 1 if failed else 0
-        print(f"shoal: the {part.name} has ended and is started again", file=sys.stderr, flush=True)
+        _log.warning("the %s has ended and is started again: %s", part.name, why)
         if part.failures > 1:  # it does not get far: not too fast
             delay_s = min(limits.RESTART_BACKOFF_MAX_S, 0.25 * 2**part.failures)
-            select.select([self._wake_read], [], [], delay_s)
+            wait_readable([self._wake_read], delay_s)
         if not self._stopping:
             self._start(part)

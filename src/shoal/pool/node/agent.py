@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import os
 import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,13 +25,16 @@ import msgspec
 
 import shoal
 from shoal.errors import ProtocolError
-from shoal.pool import home, limits, messages, node_messages, process
-from shoal.pool.channel import Channel, Closed, open_channel
-from shoal.pool.profile_cache import ProfileCache
-from shoal.pool.profiling import PROBE_EPOCH, Profiler
-from shoal.pool.share_server import ShareServer, address_of
-from shoal.pool.spec import DeviceSpec
-from shoal.schedule.device_profile import DeviceProfile
+from shoal.pool.base import limits, paths, process
+from shoal.pool.node.profile_cache import ProfileCache
+from shoal.pool.node.profiling import PROBE_EPOCH, Profiler
+from shoal.pool.node.share_server import ShareServer, address_of
+from shoal.pool.node.spec import DeviceSpec
+from shoal.pool.wire import messages, node_messages, tls
+from shoal.pool.wire.channel import Channel, Closed, open_channel
+from shoal.schedule.model.device_profile import DeviceProfile
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,8 @@ class Server:
     channel: Channel | None = None
     ready: node_messages.Ready | None = None
     ended: bool = False
+    refusal: str = ""  # why it did not start, in its own words
+    reaped: bool = True  # False: it closed its connection, did not end, and was killed
     held: dict[int, node_messages.Grant] = field(default_factory=dict)  # by session
 
     def announcement(self) -> node_messages.NodeDevice:
@@ -77,7 +84,7 @@ def start_server(
     pool_id: str, node: str, index: int, spec: DeviceSpec, network: Network | None
 ) -> Server:
     """Starts a device server and opens its sockets for it."""
-    address = home.socket_name(pool_id, f"{node}/device-{index}" if node else f"device-{index}")
+    address = paths.socket_name(pool_id, f"{node}/device-{index}" if node else f"device-{index}")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(address)
     listener.listen(64)
@@ -92,7 +99,7 @@ def start_server(
         folders = msgspec.json.encode(network.folders).decode()
         arguments += [str(door.fileno()), str(network.identity), folders]
     child = subprocess.Popen(
-        [sys.executable, "-m", "shoal.pool.server", *arguments],
+        [sys.executable, "-m", "shoal.pool.node.device_server", *arguments],
         pass_fds=[s.fileno() for s in opened],
         stdin=subprocess.DEVNULL,
         stdout=2,  # our own may be a pipe that nobody reads
@@ -130,9 +137,12 @@ class Agent:
         self.restart = restart
         self.head: Channel | None = None
         self.on_settled: Callable[[], None] | None = None  # once: the head knows all there is
+        self.on_nothing: Callable[[str], None] | None = None  # once: no device came up; why
         self.shares = ShareServer(address_of(pool_id, node), self._grant_by_token)
         # In an embedded pool the node has no name: nobody needs to tell it from others.
         self.servers = [self._start(i, spec) for i, spec in enumerate(specs)]
+        # Sessions that ended while there was no head to tell.
+        self._ended: deque[node_messages.NodeSessionEnded] = deque(maxlen=limits.ENDED_PER_NODE_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self._welcomed = False
         self._profiler: Profiler | None = None  # none: its devices are not measured
@@ -161,13 +171,15 @@ class Agent:
             try:
                 channel = await connect()
                 await self._speak(channel)
-            except (Closed, OSError):
+            except Closed:
                 pass  # it is away, and will be back
-            except ProtocolError as error:  # it does not want us, or is not what it seems
-                pause_s = limits.REFUSED_S
-                if str(error) != said:
-                    said = str(error)
-                    print(f"shoal: the head says: {said}", file=sys.stderr, flush=True)
+            except (OSError, ProtocolError) as error:
+                refused = _refusal(error)  # it does not want us, or is not what it seems
+                if refused is not None:
+                    pause_s = limits.REFUSED_S
+                    if refused.partition(" by this machine's clock")[0] != said:
+                        said = refused.partition(" by this machine's clock")[0]
+                        _log.warning("%s", refused)
             self.head = None
             if not forever:
                 return
@@ -183,6 +195,7 @@ class Agent:
     async def _speak(self, channel: Channel) -> None:
         """Says what is here, then goes on as long as the connection lasts."""
         channel.send(self._hello())
+        self._ended.clear()
         self.head = channel  # what happens from now on is told after the hello
         for server in self.servers:
             if server.ended:
@@ -215,7 +228,7 @@ class Agent:
         ]
         return node_messages.NodeHello(
             node=self.node,
-            machine=home.machine_id(),
+            machine=paths.machine_id(),
             shoal=shoal.__version__,
             now=time.time(),
             starting=self.starting,
@@ -223,6 +236,7 @@ class Agent:
             devices=[s.announcement() for s in ready],
             held=held[: limits.SESSIONS_MAX],
             folders=list(self.network.folders) if self.network is not None else [],
+            ended=list(self._ended),
         )
 
     async def _beat(self, channel: Channel, beat_s: float) -> None:
@@ -231,7 +245,13 @@ class Agent:
             await asyncio.sleep(beat_s)
 
     def _settle(self) -> None:
-        if self._welcomed and not self.starting and self.on_settled is not None:
+        if self.starting:
+            return
+        if self.on_nothing is not None:
+            nothing, self.on_nothing = self.on_nothing, None
+            if all(s.ready is None for s in self.servers):
+                nothing("; ".join(_why(s) for s in self.servers))
+        if self._welcomed and self.on_settled is not None:
             settled, self.on_settled = self.on_settled, None
             settled()
 
@@ -285,12 +305,21 @@ class Agent:
     # --- device servers ----------------------------------------------------------------------------
 
     async def _watch(self, server: Server) -> None:
-        """Listens to a device server until it ends; then starts it again, if that is wanted."""
+        """Listens to a device server until it ends; then starts it again, if that is wanted.
+
+        One that has never been ready is given up: the same would happen for ever.
+        """
         attempt = 0
+        came_up = False
         while True:
             await self._hear_server(server)
-            if not self.restart:
+            came_up = came_up or server.ready is not None
+            hopeless = bool(server.refusal) or attempt + 1 >= limits.START_ATTEMPTS_MAX
+            if not self.restart or (not came_up and hopeless):
+                if self.restart or not came_up:  # else the program that uses it says so
+                    _log.error("%s", _why(server))
                 return
+            _log.warning("%s; it is started again", _why(server))
             # One that worked is started again at once; one that does not get far, not too fast.
             worked = (
                 server.ready is not None and time.monotonic() - server.started > limits.WORKED_S
@@ -306,7 +335,7 @@ class Agent:
             try:
                 return self._start(server.index, server.spec)
             except OSError as error:  # a worker that is just ending may hold the old socket
-                print(f"shoal: {server.spec.name}: {error}", file=sys.stderr, flush=True)
+                _log.warning("device server %s cannot be started: %s", server.spec.name, error)
                 await asyncio.sleep(limits.RETRY_S)
 
     async def _hear_server(self, server: Server) -> None:
@@ -319,13 +348,15 @@ class Agent:
                     self._say(node_messages.DeviceUp(server.announcement(), self.starting))
                     self._settle()
                     self._device_ready(server)
+                elif isinstance(message, messages.Refusal):
+                    server.refusal = message.reason
                 elif isinstance(message, node_messages.SessionEnded):
                     self._session_ended(server, message)
         except ProtocolError:
             pass
         server.channel.abort()
         # It closes its descriptors a little before it ends.
-        await asyncio.to_thread(_reap, server.process)
+        server.reaped = await asyncio.to_thread(_reap, server.process)
         server.ended = True
         for session in list(server.held):
             self._let_go(server, session)
@@ -347,11 +378,12 @@ class Agent:
         if held is not None and held.epoch == message.epoch:
             self._let_go(server, message.session)
         self._note_change()
-        self._say(
-            node_messages.NodeSessionEnded(
-                server.index, message.session, message.epoch, message.reason
-            )
+        ended = node_messages.NodeSessionEnded(
+            server.index, message.session, message.epoch, message.end
         )
+        if self.head is None:
+            self._ended.append(ended)
+        self._say(ended)
 
     # --- leases ------------------------------------------------------------------------------------
 
@@ -372,18 +404,34 @@ class Agent:
             self.shares.lease_ended(grant.lease, grant.epoch)
 
 
-def _reap(child: subprocess.Popen[bytes]) -> None:
+def _reap(child: subprocess.Popen[bytes]) -> bool:
+    """Wait for a device server that has hung up. False if it had to be killed."""
     with suppress(subprocess.TimeoutExpired):
         child.wait(timeout=1.0)
-        return
+        return True
     child.kill()
     child.wait()
+    return False
+
+
+def _refusal(error: Exception) -> str | None:
+    """Why the head is there and cannot be used; None if it is only away."""
+    problem = tls.certificate_problem(error)
+    if problem is not None or not isinstance(error, OSError):
+        return problem or f"the head says: {error}"
+    reason = getattr(error, "verify_message", None)
+    return f"the head is not the one that was joined: {reason}" if reason else None
 
 
 def _why(server: Server) -> str:
+    if server.refusal:
+        return f"device server {server.spec.name} did not start: {server.refusal}"
     status = server.process.returncode
-    reason = process.exit_reason(status) if status is not None else "it has hung up"
-    return f"Device server {server.spec.name} is not running: {reason}; its output is above."
+    if status is None or not server.reaped:
+        reason = "it closed its connection to the agent"
+    else:
+        reason = process.exit_reason(status)
+    return f"device server {server.spec.name} is not running: {reason}"
 
 
 async def connect_local(pool_id: str) -> Channel:
@@ -391,7 +439,7 @@ async def connect_local(pool_id: str) -> Channel:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
-        sock.connect(home.socket_name(pool_id, "head"))
+        sock.connect(paths.socket_name(pool_id, "head"))
     except OSError:
         sock.close()
         raise

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import logging
 import os
 import secrets
 import selectors
@@ -25,18 +26,25 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shoal.errors import ProtocolError
-from shoal.pool import door, frames, limits, messages, node_messages, process, reader_process
-from shoal.pool.folders import Folders
-from shoal.pool.spec import DeviceSpec, cpu_model, default_threads, host_memory_bytes, spill
+from shoal.errors import ProtocolError, describe
+from shoal.pool.base import limits, log, process
+from shoal.pool.base.folders import Folders
+from shoal.pool.node import reader_process
+from shoal.pool.node.spec import DeviceSpec, cpu_model, default_threads, host_memory_bytes, spill
+from shoal.pool.wire import frames, messages, node_messages
+from shoal.pool.wire.end_reasons import End, Why, of_signal
 
 if TYPE_CHECKING:
     from shoal import _core
+    from shoal.pool.node import tls_acceptor
+
+_log = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S = 2.0  # a client on this machine has its greeting ready
 PEERS_TIMEOUT_S = 30.0  # while the client opens the other devices of its lease, one by one
 ANSWER_S = 5.0  # for an answer to leave
 GREETINGS_MAX = 64  # connections that have not yet said who they are
+LAST_WORDS_BYTES_MAX = 1900
 DYING_S = 2.0  # for a killed worker to be gone, so that its memory can be given to another
 
 
@@ -60,6 +68,8 @@ class Session:
     secret: bytes = b""  # that its client knows
     reader: reader_process.ReaderProcess | None = None
     readers: int = 0  # that it has had
+    last_words: int = -1  # a pipe that the worker may write to before it ends
+    ordered: bool = False  # we killed it
 
 
 @dataclass
@@ -80,7 +90,7 @@ class DeviceServer:
         spec: DeviceSpec,
         listener: socket.socket,
         agent: socket.socket,
-        network: door.Door | None = None,
+        network: tls_acceptor.Door | None = None,
         folders: Folders | None = None,
     ) -> None:
         self.spec = spec
@@ -92,16 +102,19 @@ class DeviceServer:
         self.memory_bytes = spec.memory_bytes or device_memory_bytes(spec.device)
         self.threads = spec.threads or default_threads()
         self.spill = spill(spec, self.memory_bytes)
+        self.ready = node_messages.Ready(
+            self.memory_bytes, self.threads, device_kind(spec), device_hardware(spec)
+        )
         self.grants: dict[str, node_messages.Grant] = {}  # by token; used once
         self.sessions: dict[int, Session] = {}  # by pid, until the worker is reaped
         self.selector = selectors.DefaultSelector()
         self.greetings: dict[socket.socket, Greeting] = {}
 
     def serve(self) -> None:
-        ready = node_messages.Ready(
-            self.memory_bytes, self.threads, device_kind(self.spec), device_hardware(self.spec)
-        )
-        frames.send(self.agent, ready)
+        try:
+            frames.send(self.agent, self.ready)
+        except OSError:
+            return  # the agent has ended: so has the pool
         self.selector.register(self.agent, selectors.EVENT_READ)
         self.selector.register(self.listener, selectors.EVENT_READ)
         if self.network is not None:
@@ -168,7 +181,9 @@ class DeviceServer:
     def _used_bytes(self) -> int:
         return sum(s.grant.memory_bytes for s in self.sessions.values())
 
-    def take_network_session(self, connection: door.TlsConnection, attach: messages.Attach) -> None:
+    def take_network_session(
+        self, connection: tls_acceptor.TlsConnection, attach: messages.Attach
+    ) -> None:
         """An authenticated connection from another machine: TLS 1.3 is up, the certificate is of our
         pool, and its bearer is the one that the grant is for, with the right lease and epoch.
 
@@ -185,7 +200,9 @@ class DeviceServer:
                     passed = [reader_process.PASS_CONNECTION]
                     socket.send_fds(session.channel, passed, [connection.fileno()])
 
-    def take_reader(self, connection: door.TlsConnection, attach: messages.AttachReader) -> None:
+    def take_reader(
+        self, connection: tls_acceptor.TlsConnection, attach: messages.AttachReader
+    ) -> None:
         """Starts a reader beside the worker of a session, for the session's own client. One at a time:
         another comes only after one that has died."""
         found = (s for s in self.sessions.values() if s.channel and s.data_id == attach.data_id)
@@ -256,10 +273,13 @@ class DeviceServer:
 
     def _start_worker(self, newcomer: Newcomer, grant: node_messages.Grant) -> None:
         arrivals = Arrivals.new() if self.network is not None else None
+        listen_fd, speak_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         pid = os.fork()
         if pid == 0:
-            self._become_worker(newcomer, grant, arrivals)
-        session = Session(grant, pid, process.watch(pid))
+            os.close(listen_fd)
+            self._become_worker(newcomer, grant, arrivals, speak_fd)
+        os.close(speak_fd)
+        session = Session(grant, pid, process.watch(pid), last_words=listen_fd)
         if arrivals is not None:
             arrivals.theirs.close()
             session.data_id, session.channel = arrivals.data_id, arrivals.ours
@@ -282,16 +302,27 @@ class DeviceServer:
             self._end_greeting(connection, f"no Hello came within {HELLO_TIMEOUT_S} s")
 
     def _become_worker(
-        self, newcomer: Newcomer, grant: node_messages.Grant, arrivals: Arrivals | None
+        self,
+        newcomer: Newcomer,
+        grant: node_messages.Grant,
+        arrivals: Arrivals | None,
+        last_words_fd: int,
     ) -> None:
         """Runs in the forked child and never returns."""
         connection = newcomer.connection
         try:
             process.die_with_parent_thread()
+            component = f"worker[{self.spec.name}]"
+            log.set_up(component)
             self._leave_behind((connection,))
             connection.settimeout(ANSWER_S)
             from shoal import _core
 
+            _core.set_up_log(
+                component=component,
+                json=log.chosen_format() == "json",
+                errors_only=log.chosen_level() == "error",
+            )
             client_pidfd = -1
             if newcomer.host_fd >= 0:
                 client_pidfd = process.watch(process.peer_credentials(connection)[0])
@@ -314,6 +345,7 @@ class DeviceServer:
                 speed=self.spec.speed,
                 threads=self.threads,
                 arrivals=self._open_arrivals(newcomer, grant, arrivals),
+                last_words_fd=last_words_fd,
             )
             # An accelerator's memory is torch's to manage: it does not page yet.
             spill_bytes = host_spill + disk_spill if self.spec.device == "cpu" else 0
@@ -333,8 +365,10 @@ class DeviceServer:
             connection.close()
             worker.serve()
         except BaseException as error:
+            reason = f"the worker of {self.spec.name} did not start: {error}"
             with suppress(OSError):
-                reason = f"the worker of {self.spec.name} did not start: {error}"
+                os.write(last_words_fd, reason.encode()[:LAST_WORDS_BYTES_MAX])
+            with suppress(OSError):
                 frames.send(connection, messages.Refusal(reason))
         os._exit(1)
 
@@ -347,6 +381,7 @@ class DeviceServer:
             self.network.close(but)
         for session in self.sessions.values():
             os.close(session.pidfd)
+            os.close(session.last_words)
             if session.channel is not None:
                 session.channel.close()
             if session.reader is not None:
@@ -383,10 +418,11 @@ class DeviceServer:
         if session.reader is not None:
             session.reader.kill()  # it is reaped when it has ended
         _, status = os.waitpid(session.pid, 0)
-        reason = f"its worker: {process.exit_reason(os.waitstatus_to_exitcode(status))}"
+        end = session_end(session, os.waitstatus_to_exitcode(status))
+        os.close(session.last_words)
         grant = session.grant
         with suppress(OSError):
-            frames.send(self.agent, node_messages.SessionEnded(grant.session, grant.epoch, reason))
+            frames.send(self.agent, node_messages.SessionEnded(grant.session, grant.epoch, end))
 
 
 @dataclass
@@ -410,7 +446,30 @@ class Arrivals:
         )
 
 
+def session_end(session: Session, status: int) -> End:
+    """Why a worker ended, by its exit code or signal."""
+    from shoal import _core
+
+    if status == -signal.SIGKILL and session.ordered:
+        return End(Why.ORDERED)
+    if status < 0:
+        return of_signal(-status)
+    by_client = {
+        _core.EXIT_CLIENT_ENDED: Why.CLIENT_ENDED,
+        _core.EXIT_CLIENT_CLOSED: Why.CLIENT_CLOSED,
+        _core.EXIT_CLIENT_SILENT: Why.CUT,
+    }
+    if status in by_client:
+        return End(by_client[status])
+    words = b""
+    with suppress(OSError):  # it said nothing
+        words = os.read(session.last_words, LAST_WORDS_BYTES_MAX)
+    return End(Why.WORKER_FAILED, words.decode(errors="replace") or f"exit code {status}")
+
+
 def session_kill(session: Session) -> None:
+    if not process.has_ended(session.pidfd):  # else it has a reason of its own
+        session.ordered = True
     with suppress(ProcessLookupError):
         os.kill(session.pid, signal.SIGKILL)
 
@@ -492,22 +551,40 @@ def _load_core(spec: DeviceSpec) -> None:
 
 
 def main() -> None:
-    """`python -m shoal.pool.server SPEC_JSON LISTENER_FD AGENT_FD [DOOR_FD IDENTITY FOLDERS_JSON]`, by
-    the agent."""
+    """Run a device server, for the agent.
+
+    Arguments: SPEC_JSON LISTENER_FD AGENT_FD [DOOR_FD IDENTITY FOLDERS_JSON].
+    """
+    # Workers compute on the real device: in them, torch must not know of Shoal's.
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     spec_text, listener_fd, agent_fd = sys.argv[1:4]
     process.die_with_parent_thread()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's business
     spec = msgspec.json.decode(spec_text, type=DeviceSpec)
+    log.set_up(f"device[{spec.name}]")
+    listener, agent = (socket.socket(fileno=int(fd)) for fd in (listener_fd, agent_fd))
+    try:
+        server = _open(spec, listener, agent)
+    except Exception as error:  # whatever a driver or library raises: the agent passes it on
+        _log.debug("the device server does not start", exc_info=True)
+        with suppress(OSError):
+            frames.send(agent, messages.refusal(describe(error).rstrip(".")))
+        os._exit(1)  # a runtime that did not start may not end well either
+    server.serve()
+
+
+def _open(spec: DeviceSpec, listener: socket.socket, agent: socket.socket) -> DeviceServer:
     _load_core(spec)
     network, folders = None, Folders(())
     if len(sys.argv) == 7:
+        from shoal.pool.node import tls_acceptor  # and TLS with it, which needs OpenSSL
+
         folders = Folders(msgspec.json.decode(sys.argv[6], type=list[str]))
-        network = door.Door(socket.socket(fileno=int(sys.argv[4])), Path(sys.argv[5]))
-    listener, agent = (socket.socket(fileno=int(fd)) for fd in (listener_fd, agent_fd))
+        network = tls_acceptor.Door(socket.socket(fileno=int(sys.argv[4])), Path(sys.argv[5]))
     server = DeviceServer(spec, listener, agent, network, folders)
     if network is not None:
         network.check = server.grant_for
-    server.serve()
+    return server
 
 
 if __name__ == "__main__":

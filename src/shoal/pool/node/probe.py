@@ -13,10 +13,11 @@ import time
 import msgspec
 
 import shoal
-from shoal.pool import process
-from shoal.pool.profiling import Found, Job
+from shoal.pool.base import process
+from shoal.pool.node.profiling import Found, Job
 
-# shoal.schedule.measure loads torch, which takes seconds: only once this process ends with its agent.
+# shoal.schedule.model.measure loads torch, which takes seconds: only once this process ends with
+# its agent.
 #: For each figure; a device has eight of them.
 MEASURE_S = 0.03
 
@@ -31,7 +32,7 @@ def run(job: Job) -> None:
 
 
 def _device(lease: shoal.Lease, position: int) -> Found:
-    from shoal.schedule import measure
+    from shoal.schedule.model import measure
 
     info = lease.granted[position].info
     profile = measure.measure_device(
@@ -45,7 +46,7 @@ def _device(lease: shoal.Lease, position: int) -> Found:
 
 
 def _link(lease: shoal.Lease, source: int, target: int) -> float:
-    from shoal.schedule import measure
+    from shoal.schedule.model import measure
 
     least = min(lease.granted[p].info.memory_bytes for p in (source, target))
     copy_bytes = max(1, min(measure.COPY_BYTES, 3 * least // 8))
@@ -61,7 +62,7 @@ def _say(found: Found) -> None:
 
 
 def main() -> None:
-    """`python -m shoal.device.probe JOB_JSON`."""
+    """`python -m shoal.pool.node.probe JOB_JSON`."""
     process.die_with_parent_thread()
     try:
         run(msgspec.json.decode(sys.argv[1], type=Job))

@@ -12,8 +12,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from shoal.pool import home
-from shoal.schedule.device_profile import DeviceProfile
+from shoal.pool.base import paths
+from shoal.schedule.model.device_profile import DeviceProfile
 
 VERSION = 1
 FILE_BYTES_MAX = 4 * 2**20
@@ -70,4 +70,4 @@ class ProfileCache:
         """Writes the file, whole or not at all."""
         newest = sorted(self.profiles.values(), key=lambda p: p.measured_at)[-PROFILES_MAX:]
         stored = _File(VERSION, newest, list(self.links.values())[-LINKS_MAX:])
-        home.write_private(self.path, msgspec.json.encode(stored).decode())
+        paths.write_private(self.path, msgspec.json.encode(stored).decode())

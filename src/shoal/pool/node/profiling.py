@@ -1,6 +1,6 @@
 """Measures a node's devices while nobody uses them; only the agents of standing pools do.
 
-A device is measured once for its hardware, by a process of its own (`shoal.device.probe`) that is a
+A device is measured once for its hardware, by a process of its own (`shoal.pool.node.probe`) that is a
 client of the device server, with a grant that the agent makes. Leases come first: a grant for a device
 that is being measured ends the measurement before it reaches the device server. CPU devices of one
 node share its cores, so they are measured only while none of them is leased.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib.metadata
+import logging
 import secrets
 import socket
 import sys
@@ -24,12 +25,15 @@ import msgspec
 from msgspec import Meta
 
 from shoal.errors import ProtocolError
-from shoal.pool import home, limits, messages, node_messages, process
-from shoal.pool.channel import Channel, open_channel
-from shoal.pool.client import LOCAL_PREFIX
-from shoal.pool.profile_cache import Link, ProfileCache
-from shoal.pool.spec import DeviceSpec
-from shoal.schedule.device_profile import DeviceProfile, identity_of
+from shoal.pool.base import limits, paths, process
+from shoal.pool.client.head_connection import LOCAL_PREFIX
+from shoal.pool.node.profile_cache import Link, ProfileCache
+from shoal.pool.node.spec import DeviceSpec
+from shoal.pool.wire import messages, node_messages
+from shoal.pool.wire.channel import Channel, open_channel
+from shoal.schedule.model.device_profile import DeviceProfile, identity_of
+
+_log = logging.getLogger(__name__)
 
 QUIET_S = 1.0  # nothing came or went for this long, before a measurement starts
 PROBE_S = 60.0  # of which importing torch takes most
@@ -255,9 +259,7 @@ class Profiler:
             self._probe = None
         self._failures = self._failures + 1 if problem and not interrupted else 0
         if self._failures == ATTEMPTS_MAX:
-            print(
-                f"shoal: the devices could not be measured: {problem}", file=sys.stderr, flush=True
-            )
+            _log.warning("the devices could not be measured: %s", problem)
 
     async def _run_probe(self, following: Plan) -> str:
         """Starts a probe, grants it the devices and takes what it finds. Returns what went wrong."""
@@ -266,11 +268,11 @@ class Profiler:
             LOCAL_PREFIX + probe_id, len(following.servers), following.measure, following.pairs
         )
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind(home.socket_name(probe_id, "head"))
+            listener.bind(paths.socket_name(probe_id, "head"))
             listener.listen(1)
             listener.setblocking(False)
             self._probe = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "shoal.device.probe", msgspec.json.encode(job).decode(),
+                sys.executable, "-m", "shoal.pool.node.probe", msgspec.json.encode(job).decode(),
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL, limit=LINE_BYTES_MAX,
             )  # fmt: skip
@@ -336,7 +338,7 @@ class Profiler:
         try:
             self._cache.save()
         except OSError as error:
-            print(f"shoal: {self._cache.path}: {error}", file=sys.stderr, flush=True)
+            _log.warning("%s cannot be written: %s", self._cache.path, error)
         for server in self._servers():
             known = self.profile(server)
             same = server is target if found.profile is None else known and identity(server) == mine

@@ -7,20 +7,23 @@ import hmac
 import os
 import signal
 import socket
-import ssl
 import struct
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from shoal.errors import ProtocolError
-from shoal.pool import frames, limits, messages, node_messages, process
-from shoal.pool.folders import Folders
+from shoal.pool.base import limits, log, process
+from shoal.pool.base.folders import Folders
+from shoal.pool.wire import frames, messages, node_messages
+
+if TYPE_CHECKING:
+    import ssl
 
 ANSWER_S = 5.0  # for an answer to leave
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-# What goes to a worker with a descriptor: `Passed` in csrc/network/arrivals.h.
+# What goes to a worker with a descriptor: `Passed` in csrc/network/data_connections.h.
 _PASSED = struct.Struct("=QQ")
 PASS_CONNECTION = _PASSED.pack(1, 0)
 NO_FOLDERS = (
@@ -94,11 +97,12 @@ def _become_reader(
     """Runs in the forked child and never returns."""
     try:
         process.die_with_parent_thread()
+        log.set_up("reader")
         leave_behind((connection,))
         connection.settimeout(ANSWER_S)
         # The device is the worker's; a reader only uses torch to hold and collate what it reads.
         os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-        from shoal.train import reader  # imports torch, which the device server does without
+        from shoal.train.data import reader  # imports torch, which the device server does without
 
         reader.serve(connection, memory_fd, limits.READER_BYTES, folders, number)
         os._exit(0)

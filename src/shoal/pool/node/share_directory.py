@@ -11,7 +11,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from shoal.errors import ShareError
-from shoal.pool import limits, share_messages
+from shoal.pool.base import limits
+from shoal.pool.wire import share_messages
 
 OWNER = 1  # the number of a share's owner among its participants; 0 is nobody
 

@@ -20,20 +20,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from shoal.errors import ProtocolError, ShareError
-from shoal.pool import (
-    frames,
-    home,
-    limits,
-    messages,
-    node_messages,
-    process,
-    share_messages,
-    shares,
-)
+from shoal.pool.base import limits, paths, process
+from shoal.pool.node import share_directory
+from shoal.pool.wire import frames, messages, node_messages, share_messages
 
 CONTROL_BYTES = mmap.PAGESIZE
 _SEAL, _SHRINK, _GROW, _FUTURE_WRITE = 0x1, 0x2, 0x4, 0x10  # of fcntl's F_SEAL_…
-_REVOKED, _HOLDER = 0, 1  # words of the control page: ShareControl in csrc/worker/shared_block.h
+_REVOKED, _HOLDER = (
+    0,
+    1,
+)  # words of the control page: ShareControl in csrc/worker/shared/shared_block.h
 _DESCRIPTORS = 65536  # as many as the system allows, up to this
 
 FindGrant = Callable[[str], node_messages.Grant | None]
@@ -90,7 +86,7 @@ class Visitor:
 
 class ShareServer:
     def __init__(self, address: str, find_grant: FindGrant) -> None:
-        self.directory = shares.ShareDirectory()
+        self.directory = share_directory.ShareDirectory()
         self._find_grant = find_grant
         self._kept: dict[str, Kept] = {}
         self._visitors: dict[socket.socket, Visitor] = {}
@@ -181,14 +177,14 @@ class ShareServer:
             case _:
                 raise ProtocolError(f"nobody shares memory with {type(message).__name__}")
 
-    def _party(self, connection: socket.socket, token: str) -> shares.Party:
+    def _party(self, connection: socket.socket, token: str) -> share_directory.Party:
         grant = self._find_grant(token)
         if grant is None:
             raise ShareError(
                 "this program has no lease on this node (any more). Type: shoal.connect()"
             )
         pid, _ = process.peer_credentials(connection)
-        return shares.Party(grant.client, grant.lease, grant.epoch, pid)
+        return share_directory.Party(grant.client, grant.lease, grant.epoch, pid)
 
     def _create(
         self, connection: socket.socket, visitor: Visitor, request: share_messages.ShareCreate
@@ -207,9 +203,9 @@ class ShareServer:
             control.close()
             raise
         self._kept[share_id] = Kept(visitor.inbox.fds.pop(), control)
-        self._do([shares.Publish(share_id, share.holder)])
-        with self._draw_line(share_id, shares.OWNER) as line:
-            made = share_messages.ShareMade(share_id, secret, shares.OWNER, key)
+        self._do([share_directory.Publish(share_id, share.holder)])
+        with self._draw_line(share_id, share_directory.OWNER) as line:
+            made = share_messages.ShareMade(share_id, secret, share_directory.OWNER, key)
             self._reply(connection, made, (control.fd, line.fileno()))
 
     def _open(self, connection: socket.socket, request: share_messages.ShareOpen) -> None:
@@ -248,20 +244,22 @@ class ShareServer:
 
     # --- instructions ------------------------------------------------------------------------------
 
-    def _do(self, steps: list[shares.Instruction]) -> None:
+    def _do(self, steps: list[share_directory.Instruction]) -> None:
         for step in steps:
             kept = self._kept[step.share]
             match step:
-                case shares.Publish(_, holder):
+                case share_directory.Publish(_, holder):
                     kept.control.publish(holder)
-                case shares.Granted(share_id, number):
+                case share_directory.Granted(share_id, number):
                     self._tell((share_id, number), messages.Done())
-                case shares.Forget(_, number):
+                case share_directory.Forget(_, number):
                     self._hang_up(kept, number)
-                case shares.Revoke(share_id, waiting):
+                case share_directory.Revoke(share_id, waiting):
                     kept.control.revoke()
                     for number in waiting:
-                        self._tell((share_id, number), messages.refusal(str(shares.unknown())))
+                        self._tell(
+                            (share_id, number), messages.refusal(str(share_directory.unknown()))
+                        )
                     self._let_go(share_id)
 
     def _tell(self, who: tuple[str, int], message: messages.Message) -> None:
@@ -321,4 +319,4 @@ def make_memory(size: int) -> int:
 
 def address_of(pool_id: str, node: str) -> str:
     """Where the share server of a node listens."""
-    return socket_address(home.socket_name(pool_id, f"{node}/device" if node else "device"))
+    return socket_address(paths.socket_name(pool_id, f"{node}/device" if node else "device"))

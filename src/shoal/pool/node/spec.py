@@ -72,6 +72,8 @@ def parse_device(text: str, number: int = 0) -> DeviceSpec:
     device, *options = [part.strip() for part in text.split(",")]
     if not _DEVICE.fullmatch(device):
         raise DeviceSpecError(f"{text!r}: {device!r} is no device; write for example cpu or cuda:0")
+    if device.startswith("cpu:"):
+        raise DeviceSpecError(f"{text!r}: a CPU device is written cpu; declare it once for each")
     found: dict[str, str] = {}
     for option in options:
         key, separator, value = option.partition("=")
@@ -88,7 +90,7 @@ def parse_device(text: str, number: int = 0) -> DeviceSpec:
     return DeviceSpec(
         device=device,
         name=name,
-        memory_bytes=parse_bytes(found["memory"]) if "memory" in found else None,
+        memory_bytes=_memory(text, found["memory"]) if "memory" in found else None,
         host_bytes=parse_bytes(found["host"]) if "host" in found else None,
         disk_bytes=parse_bytes(found["disk"]) if "disk" in found else None,
         paging=_paging(text, found.get("paging", "next-use")),
@@ -144,6 +146,16 @@ def spill(spec: DeviceSpec, memory_bytes: int) -> Spill:
 def spill_directory() -> str:
     """Where devices write when host memory is full too: $SHOAL_SPILL_DIR, else the system's own."""
     return os.environ.get("SHOAL_SPILL_DIR") or tempfile.gettempdir()
+
+
+def _memory(text: str, value: str) -> int:
+    amount = parse_bytes(value)
+    if amount == 0:
+        raise DeviceSpecError(
+            f"{text!r}: a device needs memory, and memory={value} is none. Write for example "
+            "memory=1GiB, or leave it out for all that the device has"
+        )
+    return amount
 
 
 def _paging(text: str, value: str) -> str:

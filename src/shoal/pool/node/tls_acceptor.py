@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.errors import ProtocolError
-from shoal.pool import frames, limits, messages, node_messages, tls
+from shoal.pool.base import limits
+from shoal.pool.wire import frames, messages, node_messages, tls
 
 VISITORS_MAX = 64
 

@@ -6,14 +6,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from shoal.errors import ProtocolError
-from shoal.pool import frames, limits, messages, tls
+from shoal.pool.base import limits
+from shoal.pool.wire import frames, messages, tls
+
+if TYPE_CHECKING:
+    import ssl
 
 _READ_BYTES = 64 * 1024
 

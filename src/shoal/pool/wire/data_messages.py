@@ -11,13 +11,13 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from shoal.pool.fields import Count, Name, PathText, Sizes, Text
-from shoal.pool.limits import (
+from shoal.pool.base.limits import (
     DATA_LEAVES_MAX,
     DATA_PATHS_MAX,
     DATA_RUNS_MAX,
     READ_SAMPLES_MAX,
 )
+from shoal.pool.wire.message_fields import Count, Name, PathText, Sizes, Text
 
 # Little-endian 64-bit integers, one after another: a list would take three times the bytes.
 Numbers = Annotated[bytes, Meta(max_length=8 * READ_SAMPLES_MAX)]

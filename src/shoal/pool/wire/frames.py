@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import msgspec
 
 from shoal.errors import ProtocolError
-from shoal.pool.limits import FRAME_BYTES_MAX
-from shoal.pool.messages import Message
+from shoal.pool.base.limits import FRAME_BYTES_MAX
+from shoal.pool.wire.messages import Message
 
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 

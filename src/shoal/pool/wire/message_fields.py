@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shoal.pool.limits import (
+from shoal.pool.base.limits import (
     DATA_FOLDERS_MAX,
     DATA_PATH_CHARS_MAX,
     DIMENSIONS_MAX,

@@ -8,7 +8,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from shoal.pool.data_messages import (
+from shoal.pool.base.limits import (
+    DEVICES_PER_LEASE_MAX,
+    DEVICES_PER_NODE_MAX,
+    PROFILES_PER_PAGE,
+    SESSIONS_MAX,
+    TEXT_CHARS_MAX,
+)
+from shoal.pool.wire.data_messages import (
     CloseData,
     DataFailed,
     DataOpened,
@@ -18,15 +25,9 @@ from shoal.pool.data_messages import (
     SamplesTooLarge,
     WarmData,
 )
-from shoal.pool.fields import Count, Folders, Name, Pem, SessionPart, Text
-from shoal.pool.limits import (
-    DEVICES_PER_LEASE_MAX,
-    DEVICES_PER_NODE_MAX,
-    PROFILES_PER_PAGE,
-    SESSIONS_MAX,
-    TEXT_CHARS_MAX,
-)
-from shoal.pool.node_messages import (
+from shoal.pool.wire.end_reasons import End, Why
+from shoal.pool.wire.message_fields import Count, Folders, Name, Pem, SessionPart, Text
+from shoal.pool.wire.node_messages import (
     DeviceDown,
     DeviceMeasured,
     DeviceUp,
@@ -42,7 +43,7 @@ from shoal.pool.node_messages import (
     Revoke,
     SessionEnded,
 )
-from shoal.pool.share_messages import (
+from shoal.pool.wire.share_messages import (
     ShareAcquire,
     ShareCreate,
     ShareEnd,
@@ -53,7 +54,7 @@ from shoal.pool.share_messages import (
     ShareOpened,
     ShareRelease,
 )
-from shoal.schedule.device_profile import DeviceProfile
+from shoal.schedule.model.device_profile import DeviceProfile
 
 
 class Versions(msgspec.Struct, frozen=True):
@@ -143,10 +144,16 @@ class Resume(msgspec.Struct, frozen=True, tag=True):
     secret: Name
 
 
+class PartEnded(msgspec.Struct, frozen=True):
+    part: SessionPart
+    end: End
+
+
 class Resumed(msgspec.Struct, frozen=True, tag=True):
     """Head → client: it is still yours."""
 
     parts: list[SessionPart]  # those of it that are still there
+    ended: Annotated[list[PartEnded], Meta(max_length=DEVICES_PER_LEASE_MAX)] = []  # the others
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
@@ -157,7 +164,15 @@ class SessionsLost(msgspec.Struct, frozen=True, tag=True):
     """Head → client: these parts of your lease's session are over, and why."""
 
     parts: list[SessionPart]
-    reason: Text
+    end: End
+
+
+class LostSight(msgspec.Struct, frozen=True, tag=True):
+    """Client → head: my connection to these parts of the session is gone. `SessionsLost` answers, once
+    the head knows why."""
+
+    parts: Annotated[list[SessionPart], Meta(max_length=DEVICES_PER_LEASE_MAX)]
+    seen: Why  # from here: UNKNOWN, CUT, WORKER_HUNG or WORKER_FAILED
 
 
 class SessionUse(msgspec.Struct, frozen=True):
@@ -198,7 +213,7 @@ class Look(msgspec.Struct, frozen=True, tag=True):
 
 class NodeInfo(msgspec.Struct, frozen=True):
     name: Name
-    state: Name  # "starting", "up", or "absent" while the head waits for it to come back
+    state: Name  # "starting", "up", "absent" while the head waits for it, then "lost"
     devices: Count
     last_beat_s: float  # ago
     failures: Annotated[list[Text], Meta(max_length=DEVICES_PER_NODE_MAX)] = []
@@ -222,6 +237,15 @@ class SessionInfo(msgspec.Struct, frozen=True):
         return self.device, self.session
 
 
+class StateInfo(msgspec.Struct, frozen=True):
+    """What the head keeps on its disk."""
+
+    failed_writes: Count = 0  # since the head started
+    unwritten: Count = 0  # changes that wait for room on the disk
+    error: Text = ""  # of the last write; empty: it went well
+    free_bytes: Count | None = None  # on its disk; None: it is in memory
+
+
 class PoolStatus(msgspec.Struct, frozen=True, tag=True):
     """Head → client: like this."""
 
@@ -234,6 +258,7 @@ class PoolStatus(msgspec.Struct, frozen=True, tag=True):
     nodes: list[NodeInfo]
     devices: list[DeviceInfo]
     sessions: list[SessionInfo]
+    state: StateInfo = StateInfo()
 
 
 class AskProfiles(msgspec.Struct, frozen=True, tag=True):
@@ -439,6 +464,7 @@ Message = (
     | Resumed
     | Release
     | SessionsLost
+    | LostSight
     | Beat
     | Refusal
     | Done

@@ -7,9 +7,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from shoal.pool.fields import Count, Device, Folders, Name, Text
-from shoal.pool.limits import DEVICES_PER_NODE_MAX, SESSIONS_MAX
-from shoal.schedule.device_profile import DeviceProfile
+from shoal.pool.base.limits import DEVICES_PER_NODE_MAX, ENDED_PER_NODE_MAX, SESSIONS_MAX
+from shoal.pool.wire.end_reasons import End
+from shoal.pool.wire.message_fields import Count, Device, Folders, Name, Text
+from shoal.schedule.model.device_profile import DeviceProfile
 
 # --- agent and device server -----------------------------------------------------------------------
 
@@ -45,7 +46,7 @@ class SessionEnded(msgspec.Struct, frozen=True, tag=True):
 
     session: Count
     epoch: Count
-    reason: Text = ""
+    end: End
 
 
 # --- head and agent --------------------------------------------------------------------------------
@@ -74,6 +75,15 @@ class HeldSession(msgspec.Struct, frozen=True):
     epoch: Count
 
 
+class NodeSessionEnded(msgspec.Struct, frozen=True, tag=True):
+    """Device server `index` → agent → head."""
+
+    index: Device
+    session: Count
+    epoch: Count
+    end: End
+
+
 class NodeHello(msgspec.Struct, frozen=True, tag=True):
     """Agent → head: this node is here; this is what it has and holds."""
 
@@ -87,6 +97,8 @@ class NodeHello(msgspec.Struct, frozen=True, tag=True):
     held: Annotated[list[HeldSession], Meta(max_length=SESSIONS_MAX)]
     host: Annotated[str, Meta(max_length=255)] = ""  # where its device servers listen
     folders: Folders = []  # that it serves
+    # Sessions that ended while it had no head to tell.
+    ended: Annotated[list[NodeSessionEnded], Meta(max_length=ENDED_PER_NODE_MAX)] = []
 
 
 class NodeWelcome(msgspec.Struct, frozen=True, tag=True):
@@ -144,12 +156,3 @@ class NodeMeasure(msgspec.Struct, frozen=True, tag=True):
     """Head → agent: measure these again, as soon as nobody uses them."""
 
     indices: Annotated[list[Device], Meta(max_length=DEVICES_PER_NODE_MAX)]
-
-
-class NodeSessionEnded(msgspec.Struct, frozen=True, tag=True):
-    """Device server `index` → agent → head."""
-
-    index: Device
-    session: Count
-    epoch: Count
-    reason: Text

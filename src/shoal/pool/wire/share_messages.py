@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from shoal.pool.fields import Count, Name, Sizes
+from shoal.pool.wire.message_fields import Count, Name, Sizes
 
 ShareMode = Literal["read", "exclusive"]
 

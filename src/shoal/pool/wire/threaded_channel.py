@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import os
 import select
-import ssl
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from shoal.errors import ProtocolError
-from shoal.pool import frames, limits, messages
+from shoal.pool.base import limits
+from shoal.pool.wire import frames, messages, tls
+
+if TYPE_CHECKING:
+    import ssl
 
 LOOK_EVERY_S = 1.0
 
@@ -25,6 +29,8 @@ class Mailbox:
     """One end of a connection. `run` ends when either side closes it."""
 
     def __init__(self, connection: ssl.SSLSocket) -> None:
+        library = tls.library()
+        self._not_now = (library.SSLWantReadError, library.SSLWantWriteError)
         connection.setblocking(False)
         self._connection = connection
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -88,7 +94,7 @@ class Mailbox:
         while outgoing:
             try:
                 sent = self._connection.send(outgoing)
-            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            except self._not_now:
                 return
             del outgoing[:sent]
             with self._lock:
@@ -99,7 +105,7 @@ class Mailbox:
         while True:
             try:
                 alive = self._inbox.read(self._connection)
-            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            except self._not_now:
                 break
             while (message := self._inbox.next()) is not None:
                 hear(message)

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from shoal.schedule.model import Pool, Task
-from shoal.schedule.policy import TaskState, View
-from shoal.schedule.throughputs import Floats, Throughputs
+from shoal.schedule.allocator.policy import TaskState, View
+from shoal.schedule.model.entities import Pool, Task
+from shoal.schedule.model.throughputs import Floats, Throughputs
 
 
 class EqualShares:

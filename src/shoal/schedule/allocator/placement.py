@@ -6,8 +6,8 @@ tasks, because they need devices that lie together.
 
 from __future__ import annotations
 
-from shoal.schedule.model import Pool
-from shoal.schedule.policy import Assignment
+from shoal.schedule.allocator.policy import Assignment
+from shoal.schedule.model.entities import Pool
 
 Placement = dict[int, tuple[int, ...]]  # Task id -> devices, as numbers within the pool.
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from shoal.schedule.model import Pool, Task
-from shoal.schedule.throughputs import Group, Throughputs
+from shoal.schedule.model.entities import Pool, Task
+from shoal.schedule.model.throughputs import Group, Throughputs
 
 
 @dataclass(slots=True)

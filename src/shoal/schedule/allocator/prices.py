@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.schedule.classes import Classes, Ints
-from shoal.schedule.policy import View
-from shoal.schedule.solver import Program, sums
-from shoal.schedule.throughputs import Floats, Group
+from shoal.schedule.allocator.policy import View
+from shoal.schedule.allocator.solver import Program, sums
+from shoal.schedule.allocator.task_classes import Classes, Ints
+from shoal.schedule.model.throughputs import Floats, Group
 
 #: Groups considered on one kind, those that gain most first.
 GROUPS_MAX = 100

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from shoal.schedule.classes import Classes, Ints
-from shoal.schedule.policy import View
-from shoal.schedule.prices import Groups, Work, add_horizon, class_speeds
-from shoal.schedule.solver import Program, Solution
-from shoal.schedule.throughputs import Floats
+from shoal.schedule.allocator.policy import View
+from shoal.schedule.allocator.prices import Groups, Work, add_horizon, class_speeds
+from shoal.schedule.allocator.solver import Program, Solution
+from shoal.schedule.allocator.task_classes import Classes, Ints
+from shoal.schedule.model.throughputs import Floats
 
 #: Columns added in one pricing, and pricings until the search settles for what it has.
 COLUMNS_STEP = 600

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.schedule.fairshare import EqualShares
-from shoal.schedule.policy import View
-from shoal.schedule.shares import Ids, Shares
-from shoal.schedule.solver import INFINITY, Ints, Program, Solution
-from shoal.schedule.throughputs import Floats
+from shoal.schedule.allocator.fairshare import EqualShares
+from shoal.schedule.allocator.policy import View
+from shoal.schedule.allocator.solver import INFINITY, Ints, Program, Solution
+from shoal.schedule.allocator.time_shares import Ids, Shares
+from shoal.schedule.model.throughputs import Floats
 
 
 class ShareProgram:

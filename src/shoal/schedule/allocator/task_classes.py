@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shoal.schedule.policy import TaskState, View
-from shoal.schedule.throughputs import Floats
+from shoal.schedule.allocator.policy import TaskState, View
+from shoal.schedule.model.throughputs import Floats
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]

@@ -13,8 +13,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from shoal.schedule.policy import Plan, Policy, Room, TaskState, View
-from shoal.schedule.throughputs import Floats
+from shoal.schedule.allocator.policy import Plan, Policy, Room, TaskState, View
+from shoal.schedule.model.throughputs import Floats
 
 #: Shares need time to take effect before they are computed anew.
 RESET_S = 1920.0

@@ -9,7 +9,7 @@ import math
 import re
 from pathlib import Path
 
-from shoal.schedule.model import GANG_DEVICES_MAX, InputError
+from shoal.schedule.model.entities import GANG_DEVICES_MAX, InputError
 
 FILE_BYTES_MAX = 512 * 2**20
 #: About 30 years: arrivals, deadlines, and a task's own length.

@@ -14,8 +14,7 @@ from typing import TypeGuard
 
 import numpy as np
 
-from shoal.schedule.model import InputError, Task, Trace
-from shoal.schedule.reading import (
+from shoal.schedule.formats.checked_text import (
     SPEED_MAX,
     SPEED_MIN,
     STEPS_MAX,
@@ -26,7 +25,8 @@ from shoal.schedule.reading import (
     Place,
     shown,
 )
-from shoal.schedule.throughputs import Group, Throughputs
+from shoal.schedule.model.entities import InputError, Task, Trace
+from shoal.schedule.model.throughputs import Group, Throughputs
 
 COLUMNS = (
     "job_type",

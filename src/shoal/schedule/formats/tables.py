@@ -19,9 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.schedule import gavel
-from shoal.schedule.model import InputError, Pool, Task, Trace, parse_bytes, show_bytes
-from shoal.schedule.reading import (
+from shoal.schedule.formats import gavel
+from shoal.schedule.formats.checked_text import (
     SHOWN_CHARS_MAX,
     SPEED_MAX,
     SPEED_MIN,
@@ -35,7 +34,8 @@ from shoal.schedule.reading import (
     read_text,
     shown,
 )
-from shoal.schedule.throughputs import Group, Throughputs
+from shoal.schedule.model.entities import InputError, Pool, Task, Trace, parse_bytes, show_bytes
+from shoal.schedule.model.throughputs import Group, Throughputs
 
 TRACE_COLUMNS = ("name", "type", "steps", "arrival_s")
 TRACE_OPTIONAL = ("devices", "weight", "deadline_s", "kinds", "owner")

@@ -12,8 +12,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from shoal.schedule.device_profile import DeviceProfile
-from shoal.schedule.throughputs import Throughputs
+from shoal.schedule.model.device_profile import DeviceProfile
+from shoal.schedule.model.throughputs import Throughputs
 
 __all__ = [
     "DeviceProfile",

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from shoal.schedule.model import TOGETHER_MAX
+from shoal.schedule.model.entities import TOGETHER_MAX
 
 Floats = npt.NDArray[np.float64]
 Group = tuple[int, ...]

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from shoal.schedule.policy import Plan, Policy, Room, TaskState, View
-from shoal.schedule.solver import Program
+from shoal.schedule.allocator.policy import Plan, Policy, Room, TaskState, View
+from shoal.schedule.allocator.solver import Program
 
 #: Tasks looked at in one matching, oldest first: longer queues are matched as places free up.
 TASKS_MAX = 400

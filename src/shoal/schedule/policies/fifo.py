@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from shoal.schedule.policy import Plan, Policy, Room, View
+from shoal.schedule.allocator.policy import Plan, Policy, Room, View
 
 
 class Fifo(Policy):

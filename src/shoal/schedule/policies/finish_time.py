@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from shoal.schedule.policy import View
-from shoal.schedule.share_program import ShareProgram, alone_speeds, equal_share_speeds
-from shoal.schedule.shares import SharePolicy, Shares
+from shoal.schedule.allocator.policy import View
+from shoal.schedule.allocator.share_program import ShareProgram, alone_speeds, equal_share_speeds
+from shoal.schedule.allocator.time_shares import SharePolicy, Shares
 
 #: The ratio is found to this relative precision.
 RATIO_PRECISION = 0.005

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from shoal.schedule.policy import View
-from shoal.schedule.share_program import ShareProgram, alone_speeds
-from shoal.schedule.shares import SharePolicy, Shares
-from shoal.schedule.solver import INFINITY
+from shoal.schedule.allocator.policy import View
+from shoal.schedule.allocator.share_program import ShareProgram, alone_speeds
+from shoal.schedule.allocator.solver import INFINITY
+from shoal.schedule.allocator.time_shares import SharePolicy, Shares
 
 
 class Makespan(SharePolicy):

@@ -19,12 +19,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from shoal.schedule.classes import Classes, classify
-from shoal.schedule.fairshare import FairClock
-from shoal.schedule.policy import Assignment, Plan, Policy, View
-from shoal.schedule.prices import Groups, class_speeds, find_groups, price
-from shoal.schedule.round_program import Chosen, RoundProgram, Worth
-from shoal.schedule.throughputs import Floats
+from shoal.schedule.allocator.fairshare import FairClock
+from shoal.schedule.allocator.policy import Assignment, Plan, Policy, View
+from shoal.schedule.allocator.prices import Groups, class_speeds, find_groups, price
+from shoal.schedule.allocator.round_program import Chosen, RoundProgram, Worth
+from shoal.schedule.allocator.task_classes import Classes, classify
+from shoal.schedule.model.throughputs import Floats
 
 #: Weight of the last finish against mean completion time. 0: completion time alone.
 BALANCE = 0.3

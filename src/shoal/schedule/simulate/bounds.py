@@ -25,11 +25,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.schedule.model import Pool, Task
-from shoal.schedule.patterns import INTERVALS_MIN, find_modes, interval_count, pattern_bound
-from shoal.schedule.solver import INFINITY, Ints, Program, sums
-from shoal.schedule.throughputs import Floats, Throughputs
-from shoal.schedule.workload import Workload
+from shoal.schedule.allocator.solver import INFINITY, Ints, Program, sums
+from shoal.schedule.model.entities import Pool, Task
+from shoal.schedule.model.throughputs import Floats, Throughputs
+from shoal.schedule.simulate.patterns import (
+    INTERVALS_MIN,
+    find_modes,
+    interval_count,
+    pattern_bound,
+)
+from shoal.schedule.simulate.workload import Workload
 
 #: Intervals of the completion-time bound: more are tighter and slower.
 INTERVALS = 64

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from shoal.schedule.bounds import Bounds
-from shoal.schedule.simulator import Result
+from shoal.schedule.simulate.bounds import Bounds
+from shoal.schedule.simulate.simulator import Result
 
 
 class Figures(msgspec.Struct, frozen=True):

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.schedule.solver import Ints, Program
-from shoal.schedule.throughputs import Floats
-from shoal.schedule.workload import Workload
+from shoal.schedule.allocator.solver import Ints, Program
+from shoal.schedule.model.throughputs import Floats
+from shoal.schedule.simulate.workload import Workload
 
 #: Speeds within these parts of a row's fastest on a kind are one level: more are tighter.
 LEVELS = (0.97, 0.8, 0.65, 0.5, 0.0)

@@ -10,9 +10,9 @@ import html
 
 import numpy as np
 
-from shoal.schedule.metrics import Figures
-from shoal.schedule.simulator import Result
-from shoal.schedule.throughputs import Floats
+from shoal.schedule.model.throughputs import Floats
+from shoal.schedule.simulate.metrics import Figures
+from shoal.schedule.simulate.simulator import Result
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#F0E442", "#999999")
 WIDTH, MARGIN = 960, 70

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shoal.schedule.fairshare import fair_finishes
-from shoal.schedule.model import Pool, Task
-from shoal.schedule.placement import Placement, place
-from shoal.schedule.policy import Assignment, Plan, Policy, TaskState, View
-from shoal.schedule.throughputs import Floats, Throughputs
+from shoal.schedule.allocator.fairshare import fair_finishes
+from shoal.schedule.allocator.placement import Placement, place
+from shoal.schedule.allocator.policy import Assignment, Plan, Policy, TaskState, View
+from shoal.schedule.model.entities import Pool, Task
+from shoal.schedule.model.throughputs import Floats, Throughputs
 
 #: Fewer steps than this are rounding error of a finished task.
 STEPS_EPSILON = 1e-6

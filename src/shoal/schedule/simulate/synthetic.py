@@ -6,8 +6,8 @@ import math
 import random
 from collections.abc import Sequence
 
-from shoal.schedule.model import Pool, Task
-from shoal.schedule.throughputs import Throughputs
+from shoal.schedule.model.entities import Pool, Task
+from shoal.schedule.model.throughputs import Throughputs
 
 #: Gang sizes and how often they are drawn, where the table has them.
 GANG_SHARES = ((1, 0.70), (2, 0.10), (4, 0.15), (8, 0.05))

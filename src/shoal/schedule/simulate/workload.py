@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shoal.schedule.model import Pool, Task
-from shoal.schedule.solver import Ints
-from shoal.schedule.throughputs import Floats, Group, Throughputs
+from shoal.schedule.allocator.solver import Ints
+from shoal.schedule.model.entities import Pool, Task
+from shoal.schedule.model.throughputs import Floats, Group, Throughputs
 
 
 class Workload:

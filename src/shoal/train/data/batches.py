@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from shoal.errors import DeviceLostError
-from shoal.train.errors import BatchError
+from shoal.train.group.errors import BatchError
 
 #: Mean loss of a micro-batch from the model's output and the target (for dict batches: the batch).
 Loss = Callable[[Any, Any], torch.Tensor]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shoal.pool.data_messages import Branch, Skeleton
-from shoal.train.errors import DataError
+from shoal.pool.wire.data_messages import Branch, Skeleton
+from shoal.train.group.errors import DataError
 
 
 def flatten(tree: Any) -> tuple[Skeleton, list[Any]]:

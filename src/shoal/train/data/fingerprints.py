@@ -11,8 +11,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from shoal.pool.data_messages import PathMark
-from shoal.train.errors import DataError
+from shoal.pool.wire.data_messages import PathMark
+from shoal.train.group.errors import DataError
 
 HEAD_BYTES = 2**16
 BLOCK_BYTES = 2**12

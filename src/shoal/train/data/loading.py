@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from shoal.pool.folders import MAGIC
-from shoal.train import node_data, node_paths, sources
-from shoal.train.batches import map_leaves
-from shoal.train.devices import has_lease
-from shoal.train.errors import DataError
-from shoal.train.node_data import NodeSource, Where
-from shoal.train.records import ImageFolderSource, TableSource, TarSource
-from shoal.train.sources import ArraySource, DatasetSource, Indices, Source, TreeSource
+from shoal.pool.base.folders import MAGIC
+from shoal.train.data import node_data, node_paths, sources
+from shoal.train.data.batches import map_leaves
+from shoal.train.data.node_data import NodeSource, Where
+from shoal.train.data.records import ImageFolderSource, TableSource, TarSource
+from shoal.train.data.sources import ArraySource, DatasetSource, Indices, Source, TreeSource
+from shoal.train.group.devices import has_lease
+from shoal.train.group.errors import DataError
 
 AHEAD = 4  # batches that are read before they are asked for
 THREADS = 2

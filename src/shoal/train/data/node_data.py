@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from shoal.device import session
+from shoal.device import leases
 from shoal.errors import DeviceLostError
-from shoal.pool.data_messages import DataPath, PathMark, Skeleton
-from shoal.train import batches, file_marks, node_paths
-from shoal.train.errors import DataError
-from shoal.train.node_reader import NodeFile, NodeReader, ReaderLostError, reader_of
-from shoal.train.sources import Indices, Source
+from shoal.pool.wire.data_messages import DataPath, PathMark, Skeleton
+from shoal.train.data import batches, fingerprints, node_paths
+from shoal.train.data.node_reader import NodeFile, NodeReader, ReaderLostError, reader_of
+from shoal.train.data.sources import Indices, Source
+from shoal.train.group.errors import DataError
 
 _log = logging.getLogger("shoal.train")
 
@@ -55,7 +55,7 @@ class NodeSource:
         self._open_leaf = open_leaf
         self._where = where
         self._lock = threading.RLock()
-        self._lease: session.Lease | None = None  # the one that is looked at below
+        self._lease: leases.Lease | None = None  # the one that is looked at below
         self._places: dict[torch.device, tuple[NodeReader, NodeFile]] = {}
         weakref.finalize(self, _close_files, self._places).atexit = False
         self._why_not: dict[str, str] = {}  # by name of the device: why it is read in the program
@@ -98,7 +98,7 @@ class NodeSource:
     def at_nodes(self) -> bool:
         """Whether a device of the present lease has its part read at its node. Readers are started,
         and what they see is compared with what the program sees, when this is first asked."""
-        lease = session.current()
+        lease = leases.current()
         with self._lock:
             if lease is None:
                 self._places.clear()
@@ -114,7 +114,7 @@ class NodeSource:
         at_node = {reader.name: "node" for reader, _ in self._places.values()}
         return {**{n: f"program: {why}" for n, why in self._why_not.items()}, **at_node}
 
-    def _look(self, lease: session.Lease) -> None:
+    def _look(self, lease: leases.Lease) -> None:
         _close_files(self._places)
         self._why_not.clear()
         elsewhere = [place for place, far in enumerate(lease.by_network) if far]
@@ -141,7 +141,7 @@ class NodeSource:
                 self._why_not[name] = str(error)
                 _log.info("data for %s is read in the program: %s", name, error)
 
-    def _open_at(self, lease: session.Lease, place: int) -> tuple[NodeReader, NodeFile]:
+    def _open_at(self, lease: leases.Lease, place: int) -> tuple[NodeReader, NodeFile]:
         reader = reader_of(lease, place)
         try:
             return reader, reader.open(self._skeleton, self._paths)
@@ -154,7 +154,7 @@ class NodeSource:
         for path, here, there in zip(
             self._paths, self._reference(file), file.opened.marks, strict=True
         ):
-            different = file_marks.difference(here, there)
+            different = fingerprints.difference(here, there)
             if different is not None:
                 text = f"{path.path} is not the same file at the node of {reader.name}: {different}"
                 if self._where == "auto":

@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from shoal.pool.data_messages import DataPath, PathMark, Skeleton
-from shoal.pool.folders import MAGIC, split_pattern
-from shoal.train import data_tree, file_marks
-from shoal.train.records import ImageFolderSource, TarSource
-from shoal.train.sources import Source
+from shoal.pool.base.folders import MAGIC, split_pattern
+from shoal.pool.wire.data_messages import DataPath, PathMark, Skeleton
+from shoal.train.data import data_tree, fingerprints
+from shoal.train.data.records import ImageFolderSource, TarSource
+from shoal.train.data.sources import Source
 
 
 def paths_of(data: Any, columns: list[str] | None) -> tuple[Skeleton, list[DataPath]] | None:
@@ -31,7 +31,7 @@ def mark_of(path: str, source: Source) -> PathMark:
     """The mark of all files behind a path, which `source` was opened from."""
     if any(c in path for c in MAGIC):
         assert isinstance(source, TarSource)
-        return file_marks.mark(Path(split_pattern(path)[0]), source.shards)
+        return fingerprints.mark(Path(split_pattern(path)[0]), source.shards)
     if isinstance(source, ImageFolderSource):
-        return file_marks.mark(Path(path), source.paths)
-    return file_marks.mark(Path(path).parent, [Path(path)])
+        return fingerprints.mark(Path(path), source.paths)
+    return fingerprints.mark(Path(path).parent, [Path(path)])

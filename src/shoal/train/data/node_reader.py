@@ -20,15 +20,23 @@ from typing import Any
 import torch
 
 from shoal import _core
-from shoal.device import session
+from shoal.device import leases
 from shoal.errors import DeviceLostError, LeaseError, ProtocolError
-from shoal.pool import data_messages, limits, messages
-from shoal.pool.data_messages import DataOpened, DataPath, SamplesRead, SamplesTooLarge, Skeleton
-from shoal.pool.mailbox import Mailbox
-from shoal.train import data_tree, devices
-from shoal.train.errors import DataError
-from shoal.train.slots import Slots
-from shoal.train.sources import Indices
+from shoal.pool.base import limits
+from shoal.pool.wire import data_messages, messages
+from shoal.pool.wire.data_messages import (
+    DataOpened,
+    DataPath,
+    SamplesRead,
+    SamplesTooLarge,
+    Skeleton,
+)
+from shoal.pool.wire.threaded_channel import Mailbox
+from shoal.train.data import data_tree
+from shoal.train.data.slots import Slots
+from shoal.train.data.sources import Indices
+from shoal.train.group import devices
+from shoal.train.group.errors import DataError
 
 ANSWER_S = 120.0  # for a reader to open or to read: a disk may be slow, but not for ever
 LOOK_EVERY_S = 0.1  # whether the device is lost, while something is waited for
@@ -75,7 +83,7 @@ class NodeFile:
 class NodeReader:
     """A reader beside the worker of one device elsewhere."""
 
-    def __init__(self, lease: session.Lease, place: int) -> None:
+    def __init__(self, lease: leases.Lease, place: int) -> None:
         attached = lease.attached[place]
         assert attached is not None
         self.name = attached.name
@@ -373,7 +381,7 @@ def _cut(numbers: Indices, most: int) -> Iterator[Indices]:
 class _Entry:
     """A reader, or that one is being started: whoever wants the same waits for that, others do not."""
 
-    def __init__(self, lease: session.Lease) -> None:
+    def __init__(self, lease: leases.Lease) -> None:
         self.lease = lease
         self.starting = threading.Lock()
         self.reader: NodeReader | None = None
@@ -383,7 +391,7 @@ _readers_lock = threading.Lock()
 _readers: dict[tuple[int, int], _Entry] = {}  # by lease's number and place
 
 
-def reader_of(lease: session.Lease, place: int) -> NodeReader:
+def reader_of(lease: leases.Lease, place: int) -> NodeReader:
     """The reader of a device of the lease; started by the first who asks. Raises DataError."""
     attached = lease.attached[place]
     if attached is None:
@@ -408,7 +416,7 @@ def reader_of(lease: session.Lease, place: int) -> NodeReader:
         return entry.reader
 
 
-def _start(lease: session.Lease, place: int, after_another: bool) -> NodeReader:
+def _start(lease: leases.Lease, place: int, after_another: bool) -> NodeReader:
     """A new reader. Where one has died, the device server may learn of that a moment after us."""
     until = time.monotonic() + (DYING_S if after_another else 0)
     while True:

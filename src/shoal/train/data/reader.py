@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import math
 import mmap
-import ssl
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from shoal.errors import ProtocolError, ShoalError
-from shoal.pool import limits, messages
-from shoal.pool.data_messages import (
+from shoal.pool.base import limits
+from shoal.pool.base.folders import MAGIC, Folders
+from shoal.pool.wire import messages
+from shoal.pool.wire.data_messages import (
     CloseData,
     DataFailed,
     DataOpened,
@@ -34,14 +35,16 @@ from shoal.pool.data_messages import (
     SamplesTooLarge,
     WarmData,
 )
-from shoal.pool.folders import MAGIC, Folders
-from shoal.pool.mailbox import Mailbox
-from shoal.train import data_tree, loading
-from shoal.train.errors import DataError
-from shoal.train.node_paths import mark_of
-from shoal.train.records import ImageFolderSource, TarSource
-from shoal.train.slots import ALIGN_BYTES
-from shoal.train.sources import Indices, Source, placing
+from shoal.pool.wire.threaded_channel import Mailbox
+from shoal.train.data import data_tree, loading
+from shoal.train.data.node_paths import mark_of
+from shoal.train.data.records import ImageFolderSource, TarSource
+from shoal.train.data.slots import ALIGN_BYTES
+from shoal.train.data.sources import Indices, Source, placing
+from shoal.train.group.errors import DataError
+
+if TYPE_CHECKING:
+    import ssl
 
 THREADS = 2
 GUESS_BYTES = 2**20  # by how much samples may be larger than the first one made us think

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from shoal.train.errors import DataError
-from shoal.train.sources import Indices, Ready, pinned
+from shoal.train.data.sources import Indices, Ready, pinned
+from shoal.train.group.errors import DataError
 
 CACHED_RUNS = 8  # row groups that stay decoded
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".ppm", ".pgm")

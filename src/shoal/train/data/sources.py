@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from shoal.train.devices import has_lease
-from shoal.train.errors import DataError
+from shoal.train.group.devices import has_lease
+from shoal.train.group.errors import DataError
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 READ_BYTES_MIN = 2**14  # of a sample that is read by itself, not taken from a map

@@ -22,12 +22,12 @@ import torch
 from torch import nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from shoal.train.board import Board
-from shoal.train.buckets import Bucket, Item, make_buckets
-from shoal.train.devices import add_from, copy_later, record
-from shoal.train.echo import aside
-from shoal.train.errors import TrainError
-from shoal.train.timeline import Stopwatch, Timeline
+from shoal.train.gradients.buckets import Bucket, Item, make_buckets
+from shoal.train.group.devices import add_from, copy_later, record
+from shoal.train.group.errors import TrainError
+from shoal.train.group.replay import aside
+from shoal.train.group.step_events import Board
+from shoal.train.group.timeline import Stopwatch, Timeline
 
 BUCKET_BYTES = 4 * 2**20
 #: A parameter of this size is a bucket of its own: its gradient moves without being joined to others.

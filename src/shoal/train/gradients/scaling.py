@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from shoal.train.devices import Reading
+from shoal.train.group.devices import Reading
 
 
 @dataclass(slots=True)

@@ -13,9 +13,9 @@ import torch
 
 import shoal
 from shoal import _core
-from shoal.device import session
+from shoal.device import leases
 from shoal.errors import DeviceLostError, PeerLostError
-from shoal.pool import local
+from shoal.pool.local import local_pool
 
 WATCH_EVERY_S = 0.1
 STOPPED_AFTER_S = 0.5  # a worker that the system has stopped for so long counts as stalled
@@ -39,7 +39,7 @@ class Member:
 
 def members() -> tuple[Member, ...]:
     """The member devices of this program's lease, one entry for each real device."""
-    lease = session.current()
+    lease = leases.current()
     if lease is None:
         return ()
     return tuple(
@@ -58,12 +58,12 @@ def lease_devices(count: int) -> shoal.Pool | None:
     """
     if len(members()) >= count:
         return None
-    if session.current() is not None:
+    if leases.current() is not None:
         raise shoal.LeaseError(
             f"{count} devices are needed, the lease has {len(members())}; lease more with "
             f"shoal.connect(devices={count}), or use fewer groups or devices in a group"
         )
-    if os.environ.get("SHOAL_POOL") or len(local.default_devices()) >= count:
+    if os.environ.get("SHOAL_POOL") or len(local_pool.default_devices()) >= count:
         shoal.connect(devices=count)
         return None
     threads = max(1, (os.cpu_count() or 1) // count)
@@ -74,7 +74,7 @@ def lease_devices(count: int) -> shoal.Pool | None:
 
 def has_lease() -> bool:
     """Whether this program holds devices; pinned memory is theirs, and asking for it would lease."""
-    return session.current() is not None
+    return leases.current() is not None
 
 
 def set_current(device: torch.device) -> None:
@@ -177,13 +177,13 @@ def is_lost(device: torch.device) -> bool:
 
 def heartbeat(device: torch.device) -> int | None:
     """What the device's worker has counted up to; None if nobody can tell."""
-    lease = session.current()
+    lease = leases.current()
     return lease.heartbeat(device.index - 1) if lease is not None else None
 
 
 def give_up(device: torch.device) -> None:
     """Other devices stop waiting for this one, which does not go on."""
-    lease = session.current()
+    lease = leases.current()
     if lease is not None:
         lease.give_up(device.index - 1)
 

@@ -12,9 +12,9 @@ from typing import Any, Literal, TypeVar
 
 import shoal
 from shoal.errors import DeviceLostError
-from shoal.train import devices as train_devices
-from shoal.train.devices import Member
-from shoal.train.errors import GroupError, GroupLostError, TrainError
+from shoal.train.group import devices as train_devices
+from shoal.train.group.devices import Member
+from shoal.train.group.errors import GroupError, GroupLostError, TrainError
 
 T = TypeVar("T")
 _log = logging.getLogger("shoal.train")
@@ -214,9 +214,9 @@ class WorkerGroups:
             self._watch.close()
         late = [group.index for group in self._groups if not group.close()]
         if self._pool is not None:
-            from shoal.device import session
+            from shoal.device import leases
 
-            lease = session.current()
+            lease = leases.current()
             if lease is not None and lease.url == self._pool.url:
                 lease.close()
             self._pool.close()

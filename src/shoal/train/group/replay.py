@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from shoal import _core
-from shoal.train import batches
+from shoal.train.data import batches
 
 _log = logging.getLogger("shoal.train")
 REST_MAX = 256  # steps that are not tried after passes that could not be repeated

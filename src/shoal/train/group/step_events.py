@@ -6,7 +6,7 @@ import threading
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from shoal.train.errors import TrainError
+from shoal.train.group.errors import TrainError
 
 COMMIT = "commit"  # the mark that `Board.commit` sets
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from shoal.train.devices import elapsed_s, record
+from shoal.train.group.devices import elapsed_s, record
 
 SPANS_MAX = 100_000
 STEPS_KEPT = 8  # steps whose times nobody has asked for

@@ -10,17 +10,19 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from shoal.train import batches, plan, schedules, shares
-from shoal.train.devices import Member, set_current
-from shoal.train.errors import CannotCut
-from shoal.train.groups import WorkerGroup, WorkerGroups
-from shoal.train.partition import CannotPartition, partition_fitting
-from shoal.train.pipeline import PipelineReplica, StagePlan
-from shoal.train.profile import ModelProfile, measure_speeds, profile
-from shoal.train.replicas import Objective, Replica, clone, place
-from shoal.train.schedules import SCHEDULES, InvalidSchedule
-from shoal.train.stage_costs import COPY_BYTES_PER_S, Limits, StageDevice
-from shoal.train.timeline import Timeline
+from shoal.train.data import batches
+from shoal.train.group import batch_split
+from shoal.train.group.devices import Member, set_current
+from shoal.train.group.errors import CannotCut
+from shoal.train.group.groups import WorkerGroup, WorkerGroups
+from shoal.train.group.timeline import Timeline
+from shoal.train.model import plan, schedules
+from shoal.train.model.partition import CannotPartition, partition_fitting
+from shoal.train.model.pipeline import PipelineReplica, StagePlan
+from shoal.train.model.profile import ModelProfile, measure_speeds, profile
+from shoal.train.model.replicas import Objective, Replica, clone, place
+from shoal.train.model.schedules import SCHEDULES, InvalidSchedule
+from shoal.train.model.stage_costs import COPY_BYTES_PER_S, Limits, StageDevice
 
 #: Without gradients that are put off, more fill a pipeline better; fewer are larger and compute better.
 MICRO_BATCHES_PER_STAGE = 4
@@ -61,7 +63,7 @@ class Builder:
         wanted = schedules.enough(stages) if puts_off else MICRO_BATCHES_PER_STAGE * stages
         if self._most is None:
             return wanted
-        largest = max(shares.chunk_sizes(self._samples, wanted), default=0)
+        largest = max(batch_split.chunk_sizes(self._samples, wanted), default=0)
         uneven = largest * wanted > UNEVEN * self._samples
         if puts_off and uneven and ROOMY * (wanted + 1) <= self._most:
             wanted += 1
@@ -126,7 +128,7 @@ class Builder:
     def _profiled_samples(self, groups: WorkerGroups, batch: Any) -> int:
         shape = groups.shape or (1,)
         per_group = batches.size(batch) // len(shape)
-        sizes = shares.chunk_sizes(max(1, per_group), self.micro_batches_for(max(shape)))
+        sizes = batch_split.chunk_sizes(max(1, per_group), self.micro_batches_for(max(shape)))
         return sizes[0]
 
     def _choose(

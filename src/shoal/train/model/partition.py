@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
-from shoal.train import schedules
-from shoal.train.stage_costs import (
+from shoal.train.model import schedules
+from shoal.train.model.stage_costs import (
     Cut,
     Limits,
     Stage,

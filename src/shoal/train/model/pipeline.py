@@ -11,16 +11,17 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from shoal.train import batches, schedules
-from shoal.train.devices import Reading, record, set_current
-from shoal.train.echo import Recorded
-from shoal.train.groups import WorkerGroup
-from shoal.train.profile import ModelProfile
-from shoal.train.replicas import Objective, Part, Replica, StepContext
-from shoal.train.stage_costs import Limits, Stage, spread
-from shoal.train.stages import Run, Weights, watch_modules
-from shoal.train.timeline import Timeline
-from shoal.train.weight_gradients import WeightGradients
+from shoal.train.data import batches
+from shoal.train.group.devices import Reading, record, set_current
+from shoal.train.group.groups import WorkerGroup
+from shoal.train.group.replay import Recorded
+from shoal.train.group.timeline import Timeline
+from shoal.train.model import schedules
+from shoal.train.model.profile import ModelProfile
+from shoal.train.model.replicas import Objective, Part, Replica, StepContext
+from shoal.train.model.stage_costs import Limits, Stage, spread
+from shoal.train.model.stages import Run, Weights, watch_modules
+from shoal.train.model.weight_gradients import WeightGradients
 
 #: Steps of which the timeline has every forward and backward; of the others it has the sum.
 DETAIL_EVERY, DETAIL_STEPS = 16, 2

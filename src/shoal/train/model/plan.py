@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from rich.table import Table
 
-from shoal.train.partition import CannotPartition, partition_fitting
-from shoal.train.shares import CostFit, divide
-from shoal.train.stage_costs import Limits, Stage, StageDevice, Unit, timing
+from shoal.train.group.batch_split import CostFit, divide
+from shoal.train.model.partition import CannotPartition, partition_fitting
+from shoal.train.model.stage_costs import Limits, Stage, StageDevice, Unit, timing
 
 #: Bytes that the exchange moves for each byte of weights: out to the owner and back.
 EXCHANGE_WAYS = 2

@@ -16,9 +16,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
-from shoal.train.devices import synchronize
-from shoal.train.stage_costs import Unit
-from shoal.train.stages import Tracer, watch_modules
+from shoal.train.group.devices import synchronize
+from shoal.train.model.stage_costs import Unit
+from shoal.train.model.stages import Tracer, watch_modules
 
 #: A profile repeats its pass at least so often, and more often as long as that takes little.
 REPEATS, REPEATS_MAX, REPEATS_S = 4, 24, 1.5

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from shoal.train import batches
-from shoal.train.board import Board
-from shoal.train.devices import Reading, allocated_bytes, elapsed_s, record
-from shoal.train.echo import Recorded, aside
-from shoal.train.exchange import Exchange
-from shoal.train.groups import WorkerGroup
-from shoal.train.timeline import Stopwatch, Timeline
+from shoal.train.data import batches
+from shoal.train.gradients.exchange import Exchange
+from shoal.train.group.devices import Reading, allocated_bytes, elapsed_s, record
+from shoal.train.group.groups import WorkerGroup
+from shoal.train.group.replay import Recorded, aside
+from shoal.train.group.step_events import Board
+from shoal.train.group.timeline import Stopwatch, Timeline
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from shoal.train import schedules
+from shoal.train.model import schedules
 
 #: What one device reads of another's memory in a second, on one machine: a copy in memory.
 COPY_BYTES_PER_S = 8e9

@@ -22,9 +22,9 @@ from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from shoal.train.devices import set_current
-from shoal.train.errors import CannotCut
-from shoal.train.weight_gradients import WeightGradients
+from shoal.train.group.devices import set_current
+from shoal.train.group.errors import CannotCut
+from shoal.train.model.weight_gradients import WeightGradients
 
 _local = threading.local()
 

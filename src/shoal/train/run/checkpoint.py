@@ -26,8 +26,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.optim import Optimizer
 
-from shoal.train.errors import CheckpointError
-from shoal.train.threads import DaemonPool
+from shoal.train.data.threads import DaemonPool
+from shoal.train.group.errors import CheckpointError
 
 FORMAT = 2
 STATE = "state.json"

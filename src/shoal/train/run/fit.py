@@ -1,4 +1,4 @@
-"""`shoal.train.fit`: a whole training in one call."""
+"""`shoal.train.run.fit`: a whole training in one call."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from shoal.train import batches
-from shoal.train.checkpoint import Checkpoints, Snapshot, restore, snapshot
-from shoal.train.errors import CheckpointError, GroupLostError, TrainError
-from shoal.train.groups import WorkerGroups, worker_groups
-from shoal.train.loading import Feed, Loader, StreamLoader, load
-from shoal.train.progress import ProgressBar
-from shoal.train.report import write_html
-from shoal.train.timeline import Span
-from shoal.train.trainer import Trainer
+from shoal.train.data import batches
+from shoal.train.data.loading import Feed, Loader, StreamLoader, load
+from shoal.train.group.errors import CheckpointError, GroupLostError, TrainError
+from shoal.train.group.groups import WorkerGroups, worker_groups
+from shoal.train.group.timeline import Span
+from shoal.train.run.checkpoint import Checkpoints, Snapshot, restore, snapshot
+from shoal.train.run.progress import ProgressBar
+from shoal.train.run.report import write_html
+from shoal.train.step.trainer import Trainer
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ def fit(
     there is a checkpoint folder, writes the last whole step there, if there is another group, and
     raises; `"stop"`, else the default, raises.
 
-    >>> shoal.train.fit(model, F.cross_entropy, optimizer, ("x.npy", "y.npy"), groups=2, epochs=3)
+    >>> shoal.train.run.fit(model, F.cross_entropy, optimizer, ("x.npy", "y.npy"), groups=2, epochs=3)
     """
     with ExitStack() as stack:
         if isinstance(groups, WorkerGroups):

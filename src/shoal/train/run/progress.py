@@ -11,8 +11,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from shoal.train.report import WORK
-from shoal.train.timeline import Timeline
+from shoal.train.group.timeline import Timeline
+from shoal.train.run.report import WORK
 
 WINDOW = 20  # steps over which speed is measured
 LINE_EVERY_S = 10.0  # where there is no terminal; the first comes when there is a speed

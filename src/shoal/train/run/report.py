@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.train.timeline import Span
+from shoal.train.group.timeline import Span
 
 #: Distinct for people who see colours differently, and on light and dark screens.
 COLOURS = {

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from shoal.train import batches, shares
-from shoal.train.errors import GroupError, TrainError
-from shoal.train.pieces import Pieces
-from shoal.train.replicas import Part, Replica
+from shoal.train.data import batches
+from shoal.train.group import batch_split
+from shoal.train.group.errors import GroupError, TrainError
+from shoal.train.model.replicas import Part, Replica
+from shoal.train.step.micro_batches import Pieces
 
 _log = logging.getLogger("shoal.train")
 #: Speeds that differ by less are taken for equal until steps were timed: they are measured in a moment.
@@ -53,7 +54,7 @@ class Division:
         self._balance = balance
         self._limits = limits
         self._micro_batches = micro_batches
-        self._divider = shares.Divider(1)
+        self._divider = batch_split.Divider(1)
         self._pieces = Pieces()
         # Steps whose times are not known yet: shares and times by group.
         self._measured: dict[int, tuple[tuple[int, ...], list[float | None]]] = {}
@@ -62,7 +63,7 @@ class Division:
     def begin(self, speeds: Sequence[float], least: int) -> None:
         """There are groups of these speeds, as far as is known; each gets at least `least` samples."""
         believed = tuple(speeds) if max(speeds) > UNEQUAL * min(speeds) else None
-        self._divider = shares.Divider(len(speeds), self._limits, least=least, speeds=believed)
+        self._divider = batch_split.Divider(len(speeds), self._limits, least=least, speeds=believed)
 
     def drop(self, slot: int) -> None:
         """One of the groups is lost."""
@@ -80,14 +81,16 @@ class Division:
     def share_out_by_speed(self, ready: Prepared, replicas: Sequence[Replica]) -> None:
         """For what is computed without gradients: nothing is learnt of it, and pieces are as few as
         memory allows."""
-        ready.counts = shares.divide(ready.samples, self._divider.fits)
+        ready.counts = batch_split.divide(ready.samples, self._divider.fits)
         self._cut(ready, replicas, [1] * len(replicas))
 
     def _divide(self, samples: int) -> tuple[int, ...]:
         with self._lock:
             divider = self._divider
             if not self._balance:
-                return shares.divide(samples, [shares.CostFit()] * divider.groups, divider.limits)
+                return batch_split.divide(
+                    samples, [batch_split.CostFit()] * divider.groups, divider.limits
+                )
             return divider.shares(samples)
 
     def _cut(self, ready: Prepared, replicas: Sequence[Replica], wanted: Sequence[int]) -> None:
@@ -95,11 +98,11 @@ class Division:
         pieces: list[list[Any]] = []
         parts = batches.split(ready.batch, ready.counts)
         for part, count, replica, n in zip(parts, ready.counts, replicas, wanted, strict=True):
-            sizes = shares.chunk_sizes(count, self._pieces.of(replica.group.index, n))
+            sizes = batch_split.chunk_sizes(count, self._pieces.of(replica.group.index, n))
             pieces.append(batches.split(part, sizes))
         measures = [float(self.weigh(piece)) for group in pieces for piece in group]
         try:
-            weights = iter(shares.weights(measures))
+            weights = iter(batch_split.weights(measures))
         except ValueError:
             raise TrainError(f"weigh=… says that this batch counts {sum(measures)}") from None
         ready.parts = [[Part(piece, next(weights)) for piece in group] for group in pieces]

@@ -12,13 +12,13 @@ from typing import Any
 from torch import nn
 
 from shoal.errors import DeviceLostError
-from shoal.train import devices
-from shoal.train.board import COMMIT, Board
-from shoal.train.echo import Alike, CannotRepeat, Recorded, recorded
-from shoal.train.groups import WorkerGroup
-from shoal.train.replicas import Part, Replica, StepContext, adopt_hyperparameters
-from shoal.train.scaling import unscale
-from shoal.train.turns import Turns
+from shoal.train.gradients.scaling import unscale
+from shoal.train.group import devices
+from shoal.train.group.groups import WorkerGroup
+from shoal.train.group.issue_lock import Turns
+from shoal.train.group.replay import Alike, CannotRepeat, Recorded, recorded
+from shoal.train.group.step_events import COMMIT, Board
+from shoal.train.model.replicas import Part, Replica, StepContext, adopt_hyperparameters
 
 
 class GroupWork:

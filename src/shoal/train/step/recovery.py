@@ -11,11 +11,11 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from shoal.errors import DeviceLostError
-from shoal.train import devices
-from shoal.train.board import Board
-from shoal.train.errors import GroupError, GroupLostError, TrainError
-from shoal.train.groups import WorkerGroup
-from shoal.train.replicas import Replica, take_over
+from shoal.train.group import devices
+from shoal.train.group.errors import GroupError, GroupLostError, TrainError
+from shoal.train.group.groups import WorkerGroup
+from shoal.train.group.step_events import Board
+from shoal.train.model.replicas import Replica, take_over
 
 SETTLE_LOST_S = 0.2  # that survivors get to let go of a step before a loss is raised
 LOST_KNOWN_S = 0.3  # in which a process that has closed its connection is seen to have ended

@@ -17,15 +17,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from shoal.errors import DeviceLostError
-from shoal.train import batches, devices, node_data
-from shoal.train.board import Board
-from shoal.train.build import Builder
-from shoal.train.division import Division, Prepared
-from shoal.train.errors import GroupError, GroupLostError, NotFiniteError
-from shoal.train.exchange import BUCKET_BYTES, Exchange
-from shoal.train.groups import WorkerGroup, WorkerGroups
-from shoal.train.recovery import OnLost, Recovery
-from shoal.train.replicas import (
+from shoal.train.data import batches, node_data
+from shoal.train.gradients.exchange import BUCKET_BYTES, Exchange
+from shoal.train.gradients.scaling import LossScale
+from shoal.train.group import devices
+from shoal.train.group.errors import GroupError, GroupLostError, NotFiniteError
+from shoal.train.group.groups import WorkerGroup, WorkerGroups
+from shoal.train.group.step_events import Board
+from shoal.train.group.timeline import Timeline
+from shoal.train.model.build import Builder
+from shoal.train.model.replicas import (
     Objective,
     Part,
     Replica,
@@ -35,9 +36,9 @@ from shoal.train.replicas import (
     hyperparameters,
     place,
 )
-from shoal.train.scaling import LossScale
-from shoal.train.timeline import Timeline
-from shoal.train.work import GroupWork
+from shoal.train.step.batch_division import Division, Prepared
+from shoal.train.step.group_step import GroupWork
+from shoal.train.step.recovery import OnLost, Recovery
 
 STEP_TIMEOUT_S = 600.0
 Autocast = torch.dtype | None

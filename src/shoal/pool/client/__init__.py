@@ -1,0 +1,1 @@
+"""The client of a head: one request and its answer, joining, keeping a lease alive."""

@@ -1,0 +1,150 @@
+"""Ends leases and sessions at the head, tells their clients, and finds out why.
+
+What comes first is not always nearest to the cause: a client that is killed closes its connections to
+workers and head in any order, and a worker that crashed may be heard of after its lease was given back.
+So a reason may be corrected for a moment (`ends.RecentEnds`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shoal.pool.head.leases import LeaseTable, Lost
+from shoal.pool.head.nodes import Node, Nodes
+from shoal.pool.head.store import Store, StoredLease
+from shoal.pool.wire import messages, node_messages
+from shoal.pool.wire.channel import Channel
+from shoal.pool.wire.end_reasons import End, Note, RecentEnds, Why
+from shoal.pool.wire.message_fields import SessionPart
+
+
+@dataclass
+class Holder:
+    """A lease's client: here, or expected back."""
+
+    stored: StoredLease
+    channel: Channel | None
+    deadline: float | None = None  # monotonic: comes back until then, or the lease ends
+    missed: set[SessionPart] = field(default_factory=set)  # parts whose workers it cannot reach
+
+    @property
+    def lease(self) -> int:
+        return self.stored.granted.lease
+
+
+@dataclass
+class Client:
+    """A connection and the lease that it holds."""
+
+    channel: Channel
+    name: str
+    lease: int | None = None
+
+
+class Endings:
+    """Keeps table, store and clients in agreement when a lease or a part of it ends.
+
+    Args:
+        change: called when devices or memory may have become free.
+    """
+
+    def __init__(
+        self, table: LeaseTable, nodes: Nodes, store: Store, change: Callable[[], None]
+    ) -> None:
+        self.holders: dict[int, Holder] = {}  # by lease
+        self.uses: dict[SessionPart, messages.SessionUse] = {}
+        self.recent = RecentEnds()
+        self._table = table
+        self._nodes = nodes
+        self._store = store
+        self._change = change
+
+    def end_lease(self, lease: int, end: End) -> None:
+        """End a lease, wherever its parts are. Its client is told if it is still there."""
+        granted = self._table.release(lease)
+        holder = self.holders.pop(lease, None)
+        if granted is None:
+            self.correct(lease, end)
+            return
+        for share in granted.shares:
+            self._nodes.revoke(share)
+            self.uses.pop(share.part, None)
+        note = self._store.end_lease(lease, granted.client, end, time.time())
+        parts = [s.part for s in granted.shares]
+        if holder is not None:
+            self._told(holder, parts, note)
+        self._change()
+
+    def tell_lost(self, lost: list[Lost], end: End) -> None:
+        """Shares are gone from their leases: note it, and tell the clients."""
+        for one in lost:
+            holder = self.holders.get(one.lease)
+            if end.why is Why.CLIENT_CLOSED and holder is not None and holder.channel is None:
+                end = End(Why.CLIENT_ENDED)  # it closed everything, and did not give it back
+            note = self._store.lose(one, end, time.time())
+            parts = [s.part for s in one.shares]
+            for part in parts:
+                self.uses.pop(part, None)
+            if one.ended:
+                self.holders.pop(one.lease, None)
+            if holder is not None:
+                self._told(holder, parts, note)
+
+    def _told(self, holder: Holder, parts: list[SessionPart], note: Note) -> None:
+        granted = holder.stored.granted
+        self.recent.add(
+            granted.lease, granted.epoch, granted.client, holder.stored.secret, time.monotonic(),
+            parts, note,
+        )  # fmt: skip
+        if holder.channel is not None:
+            holder.channel.send(messages.SessionsLost(parts, note.end))
+
+    # --- why ---------------------------------------------------------------------------------------
+
+    def correct(self, lease: int | None, end: End, part: SessionPart | None = None) -> None:
+        """A reason came late. It takes the place of the one in the audit log if it is nearer to the
+        cause."""
+        for note in self.recent.correct(lease, end, time.monotonic(), part):
+            self._store.correct(note)
+
+    def hear_late(self, node: Node, message: node_messages.NodeSessionEnded) -> None:
+        """A worker ended after its lease: it may have crashed before."""
+        number = node.numbers.get(message.index)
+        if number is not None:
+            lease = self.recent.lease_of_epoch(message.epoch)
+            self.correct(lease, message.end, (number, message.session))
+
+    def lost_sight(self, client: Client, message: messages.LostSight) -> None:
+        """A client's connection to a worker is gone: tell it why, as soon as that is known."""
+        if client.lease is None:
+            return
+        ended = self.recent.of(client.lease)
+        for part in message.parts:
+            if ended is not None and part in ended.parts:
+                client.channel.send(messages.SessionsLost([part], ended.parts[part]))
+        holder = self.holders.get(client.lease)
+        granted = self._table.leases.get(client.lease)
+        if holder is None or granted is None or holder.channel is not client.channel:
+            return
+        missed = [s for s in granted.shares if s.part in message.parts]
+        holder.missed.update(s.part for s in missed)
+        if message.seen is Why.WORKER_HUNG:  # only its client can know
+            for share in missed:
+                self._nodes.revoke(share)
+            self.tell_lost(self._table.lose(lambda share: share in missed), End(Why.WORKER_HUNG))
+            self._change()
+        else:
+            self.answer_missed(holder)
+
+    def answer_missed(self, holder: Holder) -> None:
+        """Client and head have both lost the connection to a node: its agent ended, and its sessions
+        with it."""
+        granted = self._table.leases.get(holder.lease)
+        for share in granted.shares if granted is not None and holder.missed else ():
+            node = self._nodes.of_device(share.device)
+            if share.part in holder.missed and node is not None and node.channel is None:
+                lost = self._table.session_ended(*share.part, holder.stored.granted.epoch)
+                self.tell_lost(lost, End(Why.AGENT_ENDED, node.name))
+                self._change()

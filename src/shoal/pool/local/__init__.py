@@ -1,0 +1,1 @@
+"""The processes of a pool on this machine: who starts them, and who restarts them."""

@@ -1,0 +1,1 @@
+"""A node: its agent, its device servers, and what they do for clients."""

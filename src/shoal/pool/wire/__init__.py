@@ -1,0 +1,1 @@
+"""Messages of the control plane, and how they go over a connection."""

@@ -1,0 +1,1 @@
+"""What a policy sees and answers, and the programs that policies solve."""

@@ -1,0 +1,1 @@
+"""Traces and throughput tables in files."""

@@ -1,0 +1,1 @@
+"""What the scheduler knows: devices, tasks, their speeds, and how these are measured."""

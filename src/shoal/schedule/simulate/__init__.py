@@ -1,0 +1,1 @@
+"""The simulator, its bounds, its figures and its plots."""

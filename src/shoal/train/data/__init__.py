@@ -1,0 +1,1 @@
+"""Training data: files and datasets, read here or at the nodes, in batches."""

@@ -1,0 +1,1 @@
+"""Gradients between groups: buckets, their sums, and loss scaling."""

@@ -1,0 +1,1 @@
+"""A model on the devices of a group: profile, cuts, stages and replicas."""

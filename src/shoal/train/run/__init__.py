@@ -1,0 +1,1 @@
+"""A whole training: fit, checkpoints, progress and report."""

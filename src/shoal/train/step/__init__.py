@@ -1,0 +1,1 @@
+"""One training step over all groups, and what follows when one fails."""
