@@ -53,7 +53,7 @@ if __name__ == "__main__":
         data = shoal.train.load(
             folder, batch_size=32, sample_transform=lambda image: image.float() / 127 - 1
         )
-        history = shoal.train.run.fit(
+        history = shoal.train.fit(
             model,
             F.cross_entropy,
             torch.optim.AdamW(model.parameters(), lr=2e-3),

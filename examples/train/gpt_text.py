@@ -71,7 +71,7 @@ if __name__ == "__main__":
     x, y, letters = windows(Path(text))
     model = Gpt(len(letters))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    history = shoal.train.run.fit(
+    history = shoal.train.fit(
         model,
         lambda logits, target: F.cross_entropy(logits.flatten(0, 1), target.flatten()),
         optimizer,

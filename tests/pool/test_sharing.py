@@ -376,7 +376,7 @@ def test_a_program_without_a_lease_gets_one(pool: shoal.Pool) -> None:
     handle = shoal.share(torch.full((4,), 2.5, device="shoal"))
     with Partner() as stranger:  # no SHOAL_POOL: the handle says where
         assert stranger(f"shoal.open({str(handle)!r}).tolist()") == [2.5] * 4
-        assert stranger("session.current().url") == pool.url
+        assert stranger("leases.current().url") == pool.url
 
 
 def test_the_example_of_the_docs_runs() -> None:

@@ -15,7 +15,7 @@ PROGRAM = """
     import json, os, sys
     import torch, shoal
     from shoal.device import leases
-    known = {"torch": torch, "shoal": shoal, "session": session, "os": os}
+    known = {"torch": torch, "shoal": shoal, "leases": leases, "os": os}
     for line in sys.stdin:
         source = json.loads(line)
         try:

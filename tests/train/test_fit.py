@@ -68,7 +68,7 @@ def test_fit_learns_what_one_device_learns(
     model = made()
     optimizer = sgd(model)
     tables: list[Any] = []
-    history = shoal.train.run.fit(
+    history = shoal.train.fit(
         model, F.cross_entropy, optimizer, data, **layout, epochs=2, batch_size=16, seed=3,
         scheduler=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9), validation=data,
         report=tmp_path / "report.html", trace=tmp_path / "trace.json", progress=False,
@@ -90,7 +90,7 @@ def test_the_choice_of_groups_is_shown_as_a_table(
 ) -> None:
     """Without being asked to: options, what they would take, and why."""
     model = made()
-    history = shoal.train.run.fit(
+    history = shoal.train.fit(
         model, F.cross_entropy, sgd(model), data, groups="auto", devices=2, batch_size=16
     )
     told, progress = capsys.readouterr()
@@ -124,7 +124,7 @@ def test_a_training_goes_on_in_the_middle_of_an_epoch(
         model = made()
         optimizer = sgd(model)
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-        history = shoal.train.run.fit(
+        history = shoal.train.fit(
             model, loss, optimizer, data, epochs=2, batch_size=16, seed=3, scheduler=schedule,
             checkpoint=tmp_path / "run", checkpoint_every=1, progress=False,
         )  # fmt: skip
@@ -160,7 +160,7 @@ def test_a_lost_group_leaves_a_checkpoint_of_the_last_whole_step(
         return model
 
     def run(model: nn.Module) -> shoal.train.History:
-        return shoal.train.run.fit(
+        return shoal.train.fit(
             model, F.cross_entropy, sgd(model), data, groups=[[0], [1]], epochs=2, batch_size=16,
             seed=3, checkpoint=tmp_path / "run", progress=False,
         )  # fmt: skip
@@ -180,7 +180,7 @@ def test_a_lost_group_leaves_a_checkpoint_of_the_last_whole_step(
 def test_it_stops_when_nothing_gets_better(data: tuple[Path, Path]) -> None:
     model = made()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    history = shoal.train.run.fit(
+    history = shoal.train.fit(
         model, F.cross_entropy, optimizer, data, epochs=50, batch_size=50, early_stop=2,
         validation=data, progress=False,
     )  # fmt: skip

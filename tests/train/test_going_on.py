@@ -41,7 +41,7 @@ KILLED = """
 
     x, y, folder, epochs = sys.argv[1:]
     model = made()
-    history = shoal.train.run.fit(
+    history = shoal.train.fit(
         model, loss, sgd(model), (x, y), epochs=int(epochs), batch_size=16, seed=3,
         checkpoint=folder, checkpoint_every=1, progress=False,
     )
@@ -97,7 +97,7 @@ def test_a_disk_that_fills_during_a_checkpoint(
 
     def run(folder: Path, keep: int) -> tuple[shoal.train.History, nn.Module]:
         model = wide()
-        history = shoal.train.run.fit(
+        history = shoal.train.fit(
             model, F.cross_entropy, sgd(model), data, epochs=2, batch_size=16, seed=3,
             checkpoint=folder, checkpoint_every=1, keep=keep, progress=False,
         )  # fmt: skip

@@ -267,7 +267,7 @@ def test_fit_reads_at_the_nodes_and_validates_there(
     losses = {}
     for where in ("node", "program"):
         model, optimizer = made()
-        history = shoal.train.run.fit(
+        history = shoal.train.fit(
             model, nn.functional.cross_entropy, optimizer,
             shoal.train.load(formats["npy"], 16, seed=1, where=where),
             groups=2, epochs=2, balance=False, progress=False,

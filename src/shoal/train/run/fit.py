@@ -1,4 +1,4 @@
-"""`shoal.train.run.fit`: a whole training in one call."""
+"""`shoal.train.fit`: a whole training in one call."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def fit(
     there is a checkpoint folder, writes the last whole step there, if there is another group, and
     raises; `"stop"`, else the default, raises.
 
-    >>> shoal.train.run.fit(model, F.cross_entropy, optimizer, ("x.npy", "y.npy"), groups=2, epochs=3)
+    >>> shoal.train.fit(model, F.cross_entropy, optimizer, ("x.npy", "y.npy"), groups=2, epochs=3)
     """
     with ExitStack() as stack:
         if isinstance(groups, WorkerGroups):
