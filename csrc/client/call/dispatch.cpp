@@ -320,7 +320,7 @@ Stream* run(const OperatorInfo& info, torch::jit::Stack* stack, uint64_t graph) 
 void dispatchCall(const OperatorInfo& info, torch::jit::Stack* stack) {
   if (Inference::active()) return Inference::reached(info, stack);
   Stream::noteLine();
-  if (anyWide() && runWide(info, stack)) return;
+  if (anySharded() && runWide(info, stack)) return;
   if (info.lists_of_parts && splitItems(info, stack)) return;
   run(info, stack, 0);
 }

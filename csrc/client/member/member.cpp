@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <optional>
 #include <thread>
 
@@ -14,6 +16,7 @@
 #include "client/member/interrupts.h"
 #include "client/replay/recording.h"
 #include "client/space/session.h"
+#include "transport/shared_passing.h"
 #include "wire/cursor.h"
 #include "wire/limits.h"
 
@@ -239,6 +242,16 @@ std::string Stream::placeOf(uint64_t sequence) {
   }
   const auto hook = lineHooks().describe;
   return token != 0 && hook != nullptr ? hook(token) : "";
+}
+
+uint64_t Stream::passShared(int memory, int control, int line) {
+  transport::SharedPassing passing;
+  passing.number = ++passed_shared_;
+  if (!transport::sendShared(options_.socket, passing, {memory, control, line})) {
+    raiseShareError("the memory cannot be passed to device " + options_.name + ": " +
+                    std::strerror(errno));
+  }
+  return passed_shared_;
 }
 
 // --- replies

@@ -132,8 +132,9 @@ class Stream {
     checkUsable();
     if (transport::nowNs() - checked_ns_.load(std::memory_order_relaxed) > kCheckNs) checkAlive();
   }
-  // Passes descriptors of shared memory to the worker, under a number that a message then names.
-  void passShared(uint64_t number, int memory, int control, int line);
+  // Passes descriptors of shared memory to the worker. Returns the number by which a message names
+  // them.
+  uint64_t passShared(int memory, int control, int line);
   uint64_t lastSequence() const { return sequence_; }
   Traffic& traffic(const Lock&) { return traffic_; }
 
@@ -181,6 +182,7 @@ class Stream {
   // which spares each of them a publication of its own.
   std::vector<wire::Address> unsent_frees_;
   Traffic traffic_;
+  uint64_t passed_shared_ = 0;  // shared memories so far
   CallCache cache_;
   std::timed_mutex learning_;
 

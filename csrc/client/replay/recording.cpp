@@ -6,6 +6,7 @@
 
 #include "client/call/call_messages.h"
 #include "client/member/devices.h"
+#include "client/space/transfers.h"
 #include "client/torch/tensor.h"
 
 namespace shoal::client {
@@ -237,10 +238,10 @@ void Repeat::until(size_t mark) {
   const size_t end = std::min(mark, recording_->events_.size());
   while (at_ < end) {
     stream_->awaitRoom();
-    if (const auto* upload = std::get_if<Recording::Upload>(&recording_->events_[at_])) {
+    if (const auto* sent = std::get_if<Recording::Upload>(&recording_->events_[at_])) {
       ++at_;
-      session_->upload(targets_[upload->symbol], upload->offset,
-                       recording_->bytes_.data() + upload->bytes.start, upload->bytes.count, false);
+      upload(*session_, targets_[sent->symbol], sent->offset,
+             recording_->bytes_.data() + sent->bytes.start, sent->bytes.count, false);
       continue;
     }
     const Lock held = session_->lock();

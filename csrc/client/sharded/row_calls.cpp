@@ -307,7 +307,7 @@ Done embeddingBackward(const Arguments& a) {
   Session& session = sessionOf(grad);
   const uint64_t row = static_cast<uint64_t>(grad.size(-1)) * grad.itemsize();
   if (static_cast<uint64_t>(total) * row <= session.wholeBytesMax()) return {};
-  auto step = static_cast<int64_t>(std::max<uint64_t>(1, session.extentBytes() / row));
+  auto step = static_cast<int64_t>(std::max<uint64_t>(1, extentBytesMax(session) / row));
   if (step >= 16) step -= step % 16;
   Tensors blocks;
   for (int64_t start = 0; start < total; start += step) {

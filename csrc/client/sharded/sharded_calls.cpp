@@ -11,6 +11,7 @@
 #include "client/call/dispatch.h"
 #include "client/sharded/sharded_tensor.h"
 #include "client/sharded/split_rules.h"
+#include "client/space/transfers.h"
 #include "client/torch/tensor.h"
 
 namespace shoal::client {
@@ -270,8 +271,8 @@ bool copyBytes(const Arguments& arguments) {
       !to.is_non_overlapping_and_dense() || &sessionOf(to) != &sessionOf(from)) {
     return false;
   }
-  sessionOf(to).copyAcross(baseOf(to), spanOf(to).start, baseOf(from), spanOf(from).start,
-                           to.nbytes());
+  copyAcross(sessionOf(to), baseOf(to), spanOf(to).start, baseOf(from), spanOf(from).start,
+             to.nbytes());
   return true;
 }
 
@@ -373,7 +374,7 @@ void runWideResult(const OperatorInfo& info, torch::jit::Stack* stack, Session& 
                                        [](int64_t n) { return n == 1; });
     if (size < 2 || !outermost) continue;
     const uint64_t each = largest->bytes / static_cast<uint64_t>(size);
-    auto rows = static_cast<int64_t>(std::max<uint64_t>(1, session.extentBytes() / each));
+    auto rows = static_cast<int64_t>(std::max<uint64_t>(1, extentBytesMax(session) / each));
     if (rows >= 16) rows -= rows % 16;
     std::vector<int64_t> at;
     for (int64_t row = rows; row < size; row += rows) at.push_back(row);

@@ -4,122 +4,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
-#include <atomic>
 
 #include "client/member/devices.h"
-#include "client/replay/recording.h"
 #include "client/torch/tensor.h"
 
 namespace shoal::client {
 
 using wire::Address;
-
-namespace {
-
-std::atomic<int64_t> g_wide_segments{0};
-
-constexpr uint64_t kRowsTogether = 16;  // torch's CPU generators draw in groups of 16
-constexpr uint64_t kPieceAlignment = 64;
-constexpr uint64_t kPageBytes = uint64_t{2} << 20;
-
-// Where a segment is cut: at rows, or, if a row is larger than an extent, inside of each row.
-std::vector<uint64_t> cutSegment(uint64_t bytes, uint64_t row_bytes, uint64_t extent_bytes) {
-  std::vector<uint64_t> cuts;
-  if (row_bytes == 0) row_bytes = std::min(kPageBytes, extent_bytes);
-  if (row_bytes <= extent_bytes) {
-    uint64_t rows = extent_bytes / row_bytes;
-    if (rows >= kRowsTogether) rows -= rows % kRowsTogether;
-    for (uint64_t cut = rows * row_bytes; cut < bytes; cut += rows * row_bytes) cuts.push_back(cut);
-    return cuts;
-  }
-  const uint64_t pieces = (row_bytes - 1) / extent_bytes + 1;
-  const uint64_t piece = ((row_bytes / pieces) / kPieceAlignment + 1) * kPieceAlignment;
-  for (uint64_t row = 0; row < bytes; row += row_bytes) {
-    for (uint64_t cut = row; cut < std::min(bytes, row + row_bytes); cut += piece) {
-      if (cut > 0) cuts.push_back(cut);
-    }
-  }
-  return cuts;
-}
-
-}  // namespace
-
-bool anyWide() {
-  return g_wide_segments.load(std::memory_order_relaxed) > 0;
-}
-
-// --- segments
-
-Address Session::mintWide(uint64_t bytes, uint64_t row_bytes, c10::DeviceIndex index) {
-  const Lock held = lock();
-  checkRoom(bytes, index, held);
-  std::vector<uint64_t> cuts = cutSegment(bytes, row_bytes, extentBytes());
-  cuts.push_back(bytes);
-  Extents extents;
-  uint64_t start = 0;
-  for (const uint64_t cut : cuts) {
-    extents.push_back({mint(cut - start, index, held), start, cut - start});
-    start = cut;
-  }
-  return bindWide(std::move(extents), index, held);
-}
-
-Address Session::joinWide(const std::vector<Address>& bases, c10::DeviceIndex index) {
-  const Lock held = lock();
-  Extents extents;
-  uint64_t start = 0;
-  for (const Address base : bases) {
-    const uint64_t bytes = at(base).bytes;
-    extents.push_back({base, start, bytes});
-    start += bytes;
-  }
-  return bindWide(std::move(extents), index, held);
-}
-
-Address Session::bindWide(Extents extents, c10::DeviceIndex index, const Lock&) {
-  Recording::giveUp("a tensor is larger than any device");
-  const uint64_t bytes = extents.back().start + extents.back().bytes;
-  const uint32_t slot = takeSlots(wire::slotsFor(bytes));
-  Segment& segment = segments_[slot];
-  segment = Segment();  // stays without life of its own: its extents are what is placed and counted
-  segment.bytes = bytes;
-  segment.pinned = static_cast<int8_t>(index - 1);
-  const Address base = wire::makeAddress(number_, slot);
-  for (const Extent& extent : extents) at(extent.base).part_of = base;
-  wide_[slot] = std::make_unique<Extents>(std::move(extents));
-  g_wide_segments.fetch_add(1, std::memory_order_relaxed);
-  return base;
-}
-
-Extents Session::splitWide(Address base) {
-  const Lock held = lock();
-  const uint32_t slot = wire::slotOf(base);
-  Extents extents = std::move(*wide_.at(slot));
-  for (const Extent& extent : extents) at(extent.base).part_of = 0;
-  wide_.erase(slot);
-  giveSlots(slot, wire::slotsFor(segments_[slot].bytes));
-  segments_[slot] = Segment();
-  g_wide_segments.fetch_sub(1, std::memory_order_relaxed);
-  return extents;
-}
-
-void Session::releaseWide(Address base, const Lock& held) noexcept {
-  const uint32_t slot = wire::slotOf(base);
-  const auto extents = std::move(wide_.at(slot));
-  wide_.erase(slot);
-  giveSlots(slot, wire::slotsFor(segments_[slot].bytes));
-  segments_[slot] = Segment();
-  g_wide_segments.fetch_sub(1, std::memory_order_relaxed);
-  for (const Extent& extent : *extents) releaseLocked(extent.base, held);
-}
-
-const Extents* Session::extents(Address base, const Lock&) const {
-  if (wide_.empty()) return nullptr;
-  const auto found = wide_.find(wire::slotOf(base));
-  return found == wide_.end() ? nullptr : found->second.get();
-}
-
-// --- tensors
 
 thread_local uint64_t RowHint::bytes_ = 0;
 thread_local int WholeSegments::depth_ = 0;
@@ -147,7 +38,7 @@ const Extents* extentsOf(const at::Tensor& tensor) {
   const Address base = baseOf(tensor);
   if (base == 0) return nullptr;
   Session* session = Devices::get().byNumber(wire::sessionOf(base));
-  return session == nullptr ? nullptr : session->extents(base);
+  return session == nullptr ? nullptr : extentsOf(*session, base);
 }
 
 Span spanOf(const at::Tensor& tensor) {
@@ -225,8 +116,9 @@ std::vector<Address> takeSegments(const at::Tensor& block, Session& session) {
   if (!alone || base == 0 || WholeSegments::wanted()) return {};
   if (storage->data_ptr().get_deleter() != allocator()->raw_deleter()) return {};  // an alias
   std::vector<Address> bases;
-  if (session.extents(base) != nullptr) {
-    for (const Extent& extent : session.splitWide(base)) bases.push_back(extent.base);
+  if (extentsOf(session, base) != nullptr) {
+    for (const Extent& extent : splitSharded(session, base, session.lock()))
+      bases.push_back(extent.base);
   } else {
     bases.push_back(base);
   }
@@ -258,7 +150,7 @@ at::Tensor joinInPlace(std::vector<at::Tensor>& blocks, at::IntArrayRef sizes) {
     bases.insert(bases.end(), taken.begin(), taken.end());
     block.reset();
   }
-  return makeTensor(session.joinWide(bases, device.index()), meta, device);
+  return makeTensor(joinSharded(session, bases, device.index()), meta, device);
 }
 
 }  // namespace

@@ -8,12 +8,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "client/space/session.h"
+#include "client/space/sharded_segments.h"
 
 namespace shoal::client {
-
-// Whether any wide segment is alive in this program: without one, nobody pays for them.
-bool anyWide();
 
 // Tells the allocator which bytes of the next segment belong together, for as long as it lives.
 class RowHint {

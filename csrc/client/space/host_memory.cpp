@@ -126,7 +126,8 @@ void HostMemory::releasePinned(uint64_t offset) {
     }
   }
   if (last != nullptr) {
-    last->session().releaseHostAfter(offset, *last, sequence);
+    Session& session = last->session();
+    session.hostReleases(session.lock()).add(offset, *last, sequence);
   } else {
     release(offset);
   }

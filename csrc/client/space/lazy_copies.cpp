@@ -1,112 +1,99 @@
-// Copies between devices that are put off until their target is used: an *owed* copy.
+// Lazy copies: copies between devices that are made when their target is used first.
 //
-// Weights that one group has updated are needed by the others layer by layer. Were they all copied
-// before the next step, every device would wait for all of them; owed, each comes just before its
-// first use, in the stream of the device that uses it, and those after it come while the device
-// computes.
+// Weights that one group has updated are needed by the others layer by layer. If all of them were
+// copied before the next step, every device would wait for all of them. A lazy copy is made just
+// before its target's first use, in the stream of the device that uses it, and the next ones are
+// made while that device computes.
 //
-// Whoever looks sees nothing of this. The target has no present bytes anywhere (`valid` is 0), so
-// that the first use of it, whatever that is, brings them. The source's bytes are those of the time
-// of the copy: before anything changes them, the copies that are owed of them are made. So a
-// segment of which copies are owed always has its bytes.
+// Callers cannot observe a lazy copy. Its target has no present bytes anywhere (`valid` is 0), so
+// the first use of it makes the copy. The source keeps the bytes of the time of the copy: before
+// anything changes them, the pending copies are made.
 #include <algorithm>
 
-#include "client/replay/recording.h"
-#include "client/space/session.h"
+#include "client/space/directory.h"
 
 namespace shoal::client {
 
 using wire::Address;
 
-bool Session::copyLater(Address to_base, Address from_base) {
+bool Directory::canCopyLater(Address to_base, Address from_base) const {
   if (to_base == 0 || from_base == 0 || to_base == from_base) return false;
-  Stream::noteLine();
-  const Lock held = lock();
-  if (extents(to_base, held) != nullptr || extents(from_base, held) != nullptr) return false;
-  Segment& to = at(to_base);
-  Segment& from = at(from_base);
-  // Of the whole lease's segments nobody knows where they will be; shared ones are not ours alone.
-  if (to.pinned < 0 || from.pinned < 0 || to.pinned == from.pinned || to.shared || from.shared ||
-      to.bytes != from.bytes || from.bound == 0) {
-    return false;
-  }
-  Stream& target = *members_[static_cast<size_t>(to.pinned)];
-  Stream& source = *members_[static_cast<size_t>(from.pinned)];
-  if (to.bound != target.bit() || to.home != to.pinned || from.home != from.pinned) return false;
-  target.checkUsable();
-  source.checkUsable();
-  bring(from_base, source, held);
-  overwrite(to_base, held);
+  if (extents(to_base) != nullptr || extents(from_base) != nullptr) return false;
+  const Segment& to = at(to_base);
+  const Segment& from = at(from_base);
+  // Nobody knows where segments of the whole lease will be; shared ones change behind our back.
+  return to.pinned >= 0 && from.pinned >= 0 && to.pinned != from.pinned && !to.shared &&
+         !from.shared && to.bytes == from.bytes && from.bound != 0 && to.home == to.pinned &&
+         from.home == from.pinned && to.bound == bit(static_cast<uint32_t>(to.pinned));
+}
+
+void Directory::copyLater(Address to_base, Address from_base) {
+  Segment& to = segmentAt(to_base);
   to.valid = 0;
-  to.owed_from = from_base;
-  from.owes = true;
-  debts_[wire::slotOf(from_base)].push_back(to_base);
-  return true;
+  to.copy_of = from_base;
+  segmentAt(from_base).copied_later = true;
+  pending_[wire::slotOf(from_base)].push_back(to_base);
 }
 
-// Makes the copy that is owed to `base`.
-void Session::collect(Address base, const Lock& held) {
-  Segment& segment = at(base);
-  const Address from_base = segment.owed_from;
-  Stream& to = *members_[static_cast<size_t>(segment.home)];
-  to.checkUsable();
-  if (isGone(from_base)) members_[from_base - 1]->checkUsable();  // raises
-  Stream& from = *members_[static_cast<size_t>(at(from_base).home)];
-  from.checkUsable();
-  const Recording::Aside aside;  // another device has its own copies to collect
-  const uint64_t sequence = postFetch(to, base, from, from_base, 0, segment.bytes, held);
-  forgive(base);
-  wrote(base, to, sequence, held);
+Step Directory::copyStep(Address target) {
+  const Segment& segment = at(target);
+  const auto lost = [](int8_t member) {
+    return Step{Step::Kind::kRaise, Step::Reason::kLost, static_cast<uint8_t>(member)};
+  };
+  if (!members_[static_cast<size_t>(segment.home)].usable) return lost(segment.home);
+  if (segment.lost_source >= 0) return lost(segment.lost_source);
+  const int8_t from = at(segment.copy_of).home;
+  if (!members_[static_cast<size_t>(from)].usable) return lost(from);
+  return {Step::Kind::kFetch,
+          Step::Reason::kNone,
+          static_cast<uint8_t>(segment.home),
+          static_cast<uint8_t>(from),
+          target,
+          segment.copy_of};
 }
 
-// The copy that is owed to `base` is not needed any more.
-void Session::forgive(Address base) {
-  Segment& segment = at(base);
-  if (!isGone(segment.owed_from)) {
-    const auto found = debts_.find(wire::slotOf(segment.owed_from));
+void Directory::cancelCopy(Address base) {
+  Segment& segment = segmentAt(base);
+  if (segment.copy_of != 0) {
+    const auto found = pending_.find(wire::slotOf(segment.copy_of));
     std::erase(found->second, base);
     if (found->second.empty()) {
-      at(segment.owed_from).owes = false;
-      debts_.erase(found);
+      segmentAt(segment.copy_of).copied_later = false;
+      pending_.erase(found);
     }
   }
-  segment.owed_from = 0;
-  segment.valid = members_[static_cast<size_t>(segment.home)]->bit();
+  segment.copy_of = 0;
+  segment.lost_source = -1;
+  segment.valid = bit(static_cast<uint32_t>(segment.home));
 }
 
-// Makes all copies that are owed of `base`. What is lost with its device needs none.
-void Session::settle(Address base, const Lock& held) {
-  while (at(base).owes) {
-    const Address target = debts_.at(wire::slotOf(base)).front();
-    if (members_[static_cast<size_t>(at(target).home)]->usable()) {
-      collect(target, held);
-    } else {
-      forgive(target);
-    }
+// A target on a lost device needs no copy.
+Step Directory::flushStep(Address base) {
+  while (at(base).copied_later) {
+    const Address target = pending_.at(wire::slotOf(base)).front();
+    if (members_[static_cast<size_t>(at(target).home)].usable) return copyStep(target);
+    cancelCopy(target);
   }
+  return {};
 }
 
-void Session::overwrite(Address base, const Lock& held) {
-  if (at(base).owes) settle(base, held);
-  if (at(base).owed_from != 0) forgive(base);
-}
-
-// Before `base` is released.
-void Session::endDebts(Address base, const Lock& held) noexcept {
-  if (at(base).owed_from != 0) forgive(base);
-  while (at(base).owes) {
-    const Address target = debts_.at(wire::slotOf(base)).front();
-    try {
-      collect(target, held);
-    } catch (...) {
-      // One of the two devices is gone. If it is the source's, who uses the target is told.
-      const auto home = static_cast<size_t>(at(base).home);
-      forgive(target);
-      if (members_[home]->usable()) continue;
-      at(target).owed_from = home + 1;
-      at(target).valid = 0;
-    }
+Step Directory::flushForRelease(Address base) {
+  if (at(base).awaitsCopy()) cancelCopy(base);
+  while (at(base).copied_later) {
+    const Address target = pending_.at(wire::slotOf(base)).front();
+    const Step step = copyStep(target);
+    if (step.kind == Step::Kind::kFetch) return step;
+    loseCopy(target, members_[static_cast<size_t>(at(base).home)].usable);
   }
+  return {};
+}
+
+void Directory::loseCopy(Address target, bool source_usable) {
+  const int8_t source = at(at(target).copy_of).home;
+  cancelCopy(target);
+  if (source_usable) return;  // then it is the target's device that is lost
+  segmentAt(target).lost_source = source;
+  segmentAt(target).valid = 0;
 }
 
 }  // namespace shoal::client

@@ -7,6 +7,8 @@
 #include "client/call/infer.h"
 #include "client/member/devices.h"
 #include "client/sharded/sharded_tensor.h"
+#include "client/space/session_report.h"
+#include "client/space/transfers.h"
 
 namespace shoal::client {
 namespace {
@@ -27,7 +29,7 @@ wire::Address mintFor(Session& session, uint64_t bytes, c10::DeviceIndex index) 
   if (bytes <= session.wholeBytesMax() || WholeSegments::wanted()) {
     return session.mint(bytes, index);
   }
-  return session.mintWide(bytes, RowHint::bytes(), index);
+  return mintSharded(session, bytes, RowHint::bytes(), index);
 }
 
 class Allocator final : public c10::DeviceAllocator {
@@ -41,8 +43,8 @@ class Allocator final : public c10::DeviceAllocator {
   c10::DeleterFnPtr raw_deleter() const override { return &releaseAddress; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
     const auto target = reinterpret_cast<wire::Address>(to);
-    Devices::get().owner(target).copyAcross(target, 0, reinterpret_cast<wire::Address>(from), 0,
-                                            bytes);
+    copyAcross(Devices::get().owner(target), target, 0, reinterpret_cast<wire::Address>(from), 0,
+               bytes);
   }
 
   bool initialized() override { return Devices::get().attached(); }
@@ -55,10 +57,11 @@ class Allocator final : public c10::DeviceAllocator {
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex index) override;
   void resetAccumulatedStats(c10::DeviceIndex) override {}
   void resetPeakStats(c10::DeviceIndex index) override {
-    Devices::get().sessionWith(index).resetPeak();
+    Session& session = Devices::get().sessionWith(index);
+    session.directory(session.lock()).resetPeak();
   }
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex index) override {
-    const MemoryUse use = Devices::get().sessionWith(index).memoryUse(index);
+    const MemoryUse use = memoryUse(Devices::get().sessionWith(index), index);
     const uint64_t used = std::min(use.allocated_bytes, use.memory_bytes);
     return {use.memory_bytes - used, use.memory_bytes};
   }
@@ -66,7 +69,7 @@ class Allocator final : public c10::DeviceAllocator {
 
 c10::CachingDeviceAllocator::DeviceStats Allocator::getDeviceStats(c10::DeviceIndex index) {
   Session& session = Devices::get().sessionWith(index);
-  const MemoryUse use = session.memoryUse(index);
+  const MemoryUse use = memoryUse(session, index);
   const auto worker = session.deviceMember(index).request(wire::Kind::kStats, {});
   c10::CachingDeviceAllocator::DeviceStats stats;
   const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
@@ -133,7 +136,7 @@ void resizeStorage(const c10::Storage& storage, uint64_t bytes) {
     Session& session =
         old != 0 ? Devices::get().owner(old) : Devices::get().sessionWith(device.index());
     address = mintFor(session, bytes, device.index());
-    if (old != 0 && keep > 0) session.copyAcross(address, 0, old, 0, keep);
+    if (old != 0 && keep > 0) copyAcross(session, address, 0, old, 0, keep);
   }
   impl->set_data_ptr_noswap(makePointer(address, device));
   impl->set_nbytes(bytes);
