@@ -248,6 +248,18 @@ TEST_CASE("lost members take their bytes along and nothing else") {
   for (uint32_t seed = 0; seed < 200; ++seed) run(seed % 3 + 2, seed, true, seed % 2 == 0 ? 0 : 7);
 }
 
+TEST_CASE("a copy on a member that is left takes the place of a lost home") {
+  Model model(3, 1);
+  const Address base = model.mint(100, -1);
+  model.write(base, 2);
+  model.read(base, 0);
+  model.read(base, 1);
+  model.lose(0);
+  model.lose(2);
+  model.read(base, 1);
+  CHECK(model.directory.home(base) == 1);
+}
+
 TEST_CASE("a call runs where most of its bytes are") {
   Model model(3, 1);
   const Address small = model.mint(100, -1);
