@@ -1,6 +1,6 @@
 // The directory against a model of members' memories: whatever happens, a message that brings a
 // segment first reads the bytes that the program wrote last.
-#include "client/space/directory.h"
+#include "client/directory/directory.h"
 
 #include <doctest/doctest.h>
 

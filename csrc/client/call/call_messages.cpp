@@ -13,6 +13,12 @@ uint64_t freshBytes(c10::ArrayRef<OutputMeta> outputs) {
   return total;
 }
 
+uint64_t largestBytes(c10::ArrayRef<OutputMeta> outputs) {
+  uint64_t largest = 0;
+  for (const auto& output : outputs) largest = std::max(largest, output.bytes);
+  return largest;
+}
+
 namespace {
 
 void appendOutputs(std::vector<uint64_t>& words, const std::vector<OutputMeta>& outputs) {

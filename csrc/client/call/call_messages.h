@@ -7,14 +7,15 @@
 #include <cstdint>
 #include <vector>
 
-#include "client/call/call_cache.h"
 #include "client/call/operator_info.h"
+#include "client/member/call_cache.h"
 #include "client/space/session.h"
 
 namespace shoal::client {
 
 // Storage that the outputs need beside their arguments'.
 uint64_t freshBytes(c10::ArrayRef<OutputMeta> outputs);
+uint64_t largestBytes(c10::ArrayRef<OutputMeta> outputs);
 
 // Tells the stream's worker of a call that is in its cache under `key`.
 void postPrepare(Stream& stream, const OperatorInfo& info, c10::ArrayRef<uint64_t> key,

@@ -6,8 +6,8 @@
 
 #include <vector>
 
-#include "client/call/call_cache.h"
 #include "client/call/operator_info.h"
+#include "client/member/call_cache.h"
 
 namespace shoal::client {
 

@@ -1,4 +1,4 @@
-#include "client/call/dispatch.h"
+#include "client/call/issue.h"
 
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
@@ -9,13 +9,11 @@
 
 #include "client/call/call_messages.h"
 #include "client/call/call_template.h"
-#include "client/call/foreach_items.h"
 #include "client/call/infer.h"
 #include "client/member/interrupts.h"
-#include "client/replay/recording.h"
-#include "client/sharded/sharded_calls.h"
-#include "client/sharded/sharded_tensor.h"
-#include "client/torch/tensor.h"
+#include "client/member/observer.h"
+#include "client/tensor/sharded_tensor.h"
+#include "client/tensor/tensor.h"
 #include "wire/cursor.h"
 #include "wire/layout.h"
 #include "wire/limits.h"
@@ -149,12 +147,11 @@ c10::IValue parseScalar(wire::Reader& reader) {
 // Another device can be told of a call whose outputs are known now, if they are so for all values.
 void recordLearnt(const Issue& issue, bool repeatable, const std::vector<OutputMeta>& outputs,
                   c10::ArrayRef<wire::Address> addresses, const Lock& held) {
-  Recording* recording = Recording::current();
-  if (recording == nullptr) return;
-  if (!repeatable)
-    return Recording::giveUp("the device is asked for a shape that depends on values");
+  Observer* observer = Observer::current();
+  if (observer == nullptr) return;
+  if (!repeatable) return observer->fail("the device is asked for a shape that depends on values");
   if (issue.info.constant_answer) return;  // a number, which every device gives
-  recording->called(issue.info, issue.call, issue.graph, outputs, addresses, held);
+  observer->called(issue.info, issue.call, issue.graph, outputs, addresses, held);
 }
 
 // The outputs are not known: the worker runs the call and tells.
@@ -234,7 +231,7 @@ CachedCall* prepare(const Issue& issue, uint64_t hash, Lock& held) {
   return cached;
 }
 
-Stream* issueCall(Issue issue) {
+Issued issue(Issue issue) {
   Session& session = issue.call.session();
   const uint64_t hash = issue.call.hash(issue.info);
   const auto& key = issue.call.key();
@@ -247,28 +244,25 @@ Stream* issueCall(Issue issue) {
   if (!cached->known) {
     held.unlock();
     learn(issue);
-    return &stream;
+    return {&stream, &session, {}};
   }
   if (largestBytes(cached->outputs) > session.wholeBytesMax() && !WholeSegments::wanted()) {
-    const std::vector<OutputMeta> outputs = cached->outputs;
-    held.unlock();
-    runWideResult(issue.info, issue.stack, session, outputs);
-    return &stream;
+    return {&stream, &session, cached->outputs};
   }
   c10::SmallVector<wire::Address, 4> addresses;
   if (issue.info.constant_answer) {
     finish(issue, cached->outputs, addresses, cached->answer, &held);
-    return &stream;
+    return {&stream, &session, {}};
   }
   mintOutputs(issue, cached->outputs, addresses, held);
   session.makeRoom(stream, issue.call.uses(), freshBytes(cached->outputs), held);
   post(issue, cached->id, 0, addresses, held);
-  if (Recording* recording = Recording::current()) {
-    recording->called(issue.info, issue.call, issue.graph, cached->outputs, addresses, held);
+  if (Observer* observer = Observer::current()) {
+    observer->called(issue.info, issue.call, issue.graph, cached->outputs, addresses, held);
   }
   finish(issue, cached->outputs, addresses, {}, &held);
   if (g_blocking.load(std::memory_order_relaxed)) stream.synchronize();
-  return &stream;
+  return {&stream, &session, {}};
 }
 
 // Index operators take CPU indices: they are moved to the device like local torch does.
@@ -291,7 +285,9 @@ void uploadIndices(const OperatorInfo& info, torch::jit::Stack* stack, c10::Devi
   }
 }
 
-Stream* run(const OperatorInfo& info, torch::jit::Stack* stack, uint64_t graph) {
+}  // namespace
+
+Issued issueCall(const OperatorInfo& info, torch::jit::Stack* stack, uint64_t graph) {
   static thread_local CallTemplate reused;
   static thread_local bool in_use = false;
   if (in_use) {  // an operator inside an operator (shape functions, uploads)
@@ -301,7 +297,7 @@ Stream* run(const OperatorInfo& info, torch::jit::Stack* stack, uint64_t graph) 
       uploadIndices(info, stack, own.device());
       own.build(info, torch::jit::last(*stack, info.argument_count), graph != 0);
     }
-    return issueCall({info, own, stack, graph});
+    return issue({info, own, stack, graph});
   }
   struct Mark {
     Mark() { in_use = true; }
@@ -312,26 +308,7 @@ Stream* run(const OperatorInfo& info, torch::jit::Stack* stack, uint64_t graph) 
     uploadIndices(info, stack, reused.device());
     reused.build(info, torch::jit::last(*stack, info.argument_count), graph != 0);
   }
-  return issueCall({info, reused, stack, graph});
-}
-
-}  // namespace
-
-void dispatchCall(const OperatorInfo& info, torch::jit::Stack* stack) {
-  if (Inference::active()) return Inference::reached(info, stack);
-  Stream::noteLine();
-  if (anySharded() && runWide(info, stack)) return;
-  if (info.lists_of_parts && splitItems(info, stack)) return;
-  run(info, stack, 0);
-}
-
-void dispatchWhole(const OperatorInfo& info, torch::jit::Stack* stack) {
-  run(info, stack, 0);
-}
-
-const Stream& dispatchRecorded(const OperatorInfo& info, torch::jit::Stack* stack, uint64_t graph) {
-  Stream::noteLine();
-  return *run(info, stack, graph);
+  return issue({info, reused, stack, graph});
 }
 
 void setBlocking(bool blocking) {

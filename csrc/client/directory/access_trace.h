@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/space/directory.h"
+#include "client/directory/directory.h"
 
 namespace shoal::client {
 

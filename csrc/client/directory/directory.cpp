@@ -1,4 +1,4 @@
-#include "client/space/directory.h"
+#include "client/directory/directory.h"
 
 #include <algorithm>
 

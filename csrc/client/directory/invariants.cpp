@@ -2,7 +2,7 @@
 // the property tests state it.
 #include <algorithm>
 
-#include "client/space/directory.h"
+#include "client/directory/directory.h"
 
 namespace shoal::client {
 

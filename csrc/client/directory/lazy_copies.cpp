@@ -10,7 +10,7 @@
 // anything changes them, the pending copies are made.
 #include <algorithm>
 
-#include "client/space/directory.h"
+#include "client/directory/directory.h"
 
 namespace shoal::client {
 

@@ -1,7 +1,7 @@
 // Which member runs a call, and how it gets room there.
 #include <algorithm>
 
-#include "client/space/directory.h"
+#include "client/directory/directory.h"
 
 namespace shoal::client {
 

@@ -5,10 +5,10 @@
 
 #include <algorithm>
 
-#include "client/sharded/sharded_tensor.h"
-#include "client/sharded/special_cases.h"
-#include "client/sharded/split_rules.h"
-#include "client/torch/tensor.h"
+#include "client/dispatch/special_cases.h"
+#include "client/dispatch/split_rules.h"
+#include "client/tensor/sharded_tensor.h"
+#include "client/tensor/tensor.h"
 
 namespace shoal::client {
 namespace {

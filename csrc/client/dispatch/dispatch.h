@@ -1,4 +1,5 @@
-// The way of an operator from torch's dispatcher into the op stream.
+// The way of an operator from torch's dispatcher into the op stream: as one call, or as several
+// where its lists lie on several members or its tensors are larger than any device.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -11,14 +12,12 @@ namespace shoal::client {
 // Replaces the call's arguments on the stack by its results.
 void dispatchCall(const OperatorInfo& info, torch::jit::Stack* stack);
 
-// The same as one call on one device, for those who have divided it already.
+// The same as one call on one device, for callers that have divided it already.
 void dispatchWhole(const OperatorInfo& info, torch::jit::Stack* stack);
 
-// The same for an operator whose autograd graph the worker keeps under `graph`. Needs gradients of
-// exactly those tensors that require them. Returns the stream of the member that keeps it.
-const Stream& dispatchRecorded(const OperatorInfo& info, torch::jit::Stack* stack, uint64_t graph);
-
-// SHOAL_BLOCKING=1: every call waits for its result, so errors appear where they happen.
-void setBlocking(bool blocking);
+// The same for an operator whose autograd graph the worker keeps under `graph`. Returns the member
+// that keeps it.
+const Stream& dispatchWithWorkerGraph(const OperatorInfo& info, torch::jit::Stack* stack,
+                                      uint64_t graph);
 
 }  // namespace shoal::client

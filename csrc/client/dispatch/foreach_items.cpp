@@ -1,11 +1,11 @@
-#include "client/call/foreach_items.h"
+#include "client/dispatch/foreach_items.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <map>
 
-#include "client/call/dispatch.h"
-#include "client/torch/tensor.h"
+#include "client/dispatch/dispatch.h"
+#include "client/tensor/tensor.h"
 
 namespace shoal::client {
 namespace {

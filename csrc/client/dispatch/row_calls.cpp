@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
-#include "client/sharded/sharded_tensor.h"
-#include "client/sharded/special_cases.h"
-#include "client/torch/tensor.h"
+#include "client/dispatch/special_cases.h"
+#include "client/tensor/sharded_tensor.h"
+#include "client/tensor/tensor.h"
 
 namespace shoal::client {
 namespace {

@@ -1,4 +1,4 @@
-#include "client/sharded/sharded_calls.h"
+#include "client/dispatch/sharded_calls.h"
 
 #include <ATen/Functions.h>
 #include <ATen/core/List.h>
@@ -8,11 +8,11 @@
 #include <functional>
 #include <numeric>
 
-#include "client/call/dispatch.h"
-#include "client/sharded/sharded_tensor.h"
-#include "client/sharded/split_rules.h"
+#include "client/dispatch/dispatch.h"
+#include "client/dispatch/split_rules.h"
 #include "client/space/transfers.h"
-#include "client/torch/tensor.h"
+#include "client/tensor/sharded_tensor.h"
+#include "client/tensor/tensor.h"
 
 namespace shoal::client {
 namespace {
@@ -221,7 +221,7 @@ at::Tensor joinItem(const OperatorInfo& info, const Arguments& arguments,
 }
 
 bool runItems(const OperatorInfo& info, const Arguments& arguments, torch::jit::Stack* stack) {
-  if (!info.lists_of_parts || arguments.empty() || !arguments[0].isTensorList()) return false;
+  if (!info.foreach_lists || arguments.empty() || !arguments[0].isTensorList()) return false;
   const size_t count = arguments[0].toListRef().size();
   std::vector<Piece> pieces;
   for (size_t i = 0; i < count; ++i) {
@@ -330,13 +330,7 @@ void runWhole(const OperatorInfo& info, const Arguments& arguments, torch::jit::
 
 }  // namespace
 
-uint64_t largestBytes(const std::vector<OutputMeta>& outputs) {
-  uint64_t largest = 0;
-  for (const auto& output : outputs) largest = std::max(largest, output.bytes);
-  return largest;
-}
-
-bool runWide(const OperatorInfo& info, torch::jit::Stack* stack) {
+bool runSharded(const OperatorInfo& info, torch::jit::Stack* stack) {
   const Arguments arguments = torch::jit::last(*stack, info.argument_count).vec();
   bool wide = false;
   for (const auto& argument : arguments) {
@@ -360,8 +354,8 @@ bool runWide(const OperatorInfo& info, torch::jit::Stack* stack) {
   return true;
 }
 
-void runWideResult(const OperatorInfo& info, torch::jit::Stack* stack, Session& session,
-                   const std::vector<OutputMeta>& outputs) {
+void runShardedResult(const OperatorInfo& info, torch::jit::Stack* stack, Session& session,
+                      const std::vector<OutputMeta>& outputs) {
   if (runByRows(info, stack)) return;
   const Arguments arguments = torch::jit::last(*stack, info.argument_count).vec();
   const auto largest =

@@ -1,10 +1,10 @@
-#include "client/sharded/special_cases.h"
+#include "client/dispatch/special_cases.h"
 
 #include <algorithm>
 
 #include "client/call/infer.h"
-#include "client/sharded/sharded_tensor.h"
-#include "client/sharded/split_rules.h"
+#include "client/dispatch/split_rules.h"
+#include "client/tensor/sharded_tensor.h"
 
 namespace shoal::client {
 

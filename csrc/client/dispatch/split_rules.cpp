@@ -1,4 +1,4 @@
-#include "client/sharded/split_rules.h"
+#include "client/dispatch/split_rules.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/enum_tag.h>

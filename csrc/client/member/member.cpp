@@ -14,7 +14,6 @@
 
 #include "client/member/errors.h"
 #include "client/member/interrupts.h"
-#include "client/replay/recording.h"
 #include "client/space/session.h"
 #include "transport/shared_passing.h"
 #include "wire/cursor.h"
@@ -194,7 +193,7 @@ void Stream::sendFrees() {
 
 uint64_t* Stream::begin(Kind kind, size_t words, uint16_t flags, const Lock&) {
   checkUsable();
-  if (Recording* recording = Recording::current()) recording->posted(kind);
+  if (Observer* observer = Observer::current()) observer->posted(kind);
   sendFrees();
   // What prepares a call, or names its memory, fails with the call and needs no line of its own.
   pending_traced_ = kind != Kind::kPrepare && kind != Kind::kAllocate && kind != Kind::kBind;

@@ -15,9 +15,10 @@
 #include <unordered_set>
 #include <vector>
 
-#include "client/call/call_cache.h"
+#include "client/member/call_cache.h"
 #include "client/member/errors.h"
 #include "client/member/events.h"
+#include "client/member/observer.h"
 #include "memory/shared_memory.h"
 #include "network/client_link.h"
 #include "transport/location_table.h"
@@ -29,10 +30,6 @@
 namespace shoal::client {
 
 class Session;
-
-// Held from the first word of a message to the last, so that messages stay whole; and over all
-// messages that move one piece of memory, so that all streams agree on their order.
-using Lock = std::unique_lock<std::mutex>;
 
 struct StreamOptions {
   int socket = -1;

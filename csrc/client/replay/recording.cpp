@@ -5,9 +5,9 @@
 #include <stdexcept>
 
 #include "client/call/call_messages.h"
-#include "client/member/devices.h"
+#include "client/space/devices.h"
 #include "client/space/transfers.h"
-#include "client/torch/tensor.h"
+#include "client/tensor/tensor.h"
 
 namespace shoal::client {
 
@@ -41,9 +41,6 @@ bool alike(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
-thread_local Recording* Recording::current_ = nullptr;
-thread_local int Recording::pauses_ = 0;
-
 // --- recording
 
 Recording::Recording(c10::DeviceIndex index) : index_(index) {
@@ -53,7 +50,7 @@ Recording::Recording(c10::DeviceIndex index) : index_(index) {
   events_.reserve(2048);
   words_.reserve(size_t{1} << 14);
   const bool single = index > 0 && current_ == nullptr;
-  recording_ = single && session.recordTo(this, session.lock());
+  recording_ = single && session.observe(this, session.lock());
   if (recording_) {
     current_ = this;
   } else {
@@ -66,7 +63,7 @@ void Recording::stop() noexcept {
   recording_ = false;
   if (current_ == this) current_ = nullptr;
   Session* session = Devices::get().byNumber(session_number_);
-  if (session != nullptr) session->recordTo(nullptr, session->lock());
+  if (session != nullptr) session->observe(nullptr, session->lock());
 }
 
 size_t Recording::mark() const {
@@ -233,7 +230,7 @@ Repeat::~Repeat() {
 }
 
 void Repeat::until(size_t mark) {
-  const Recording::Aside aside;
+  const Observer::Aside aside;
   const uint64_t line = Stream::line();
   const size_t end = std::min(mark, recording_->events_.size());
   while (at_ < end) {

@@ -1,4 +1,4 @@
-#include "client/member/devices.h"
+#include "client/space/devices.h"
 
 #include <c10/util/Exception.h>
 

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "base/byte_units.h"
-#include "client/member/devices.h"
+#include "client/space/devices.h"
 #include "client/space/session.h"
 
 namespace shoal::client {

@@ -5,10 +5,9 @@
 #include <algorithm>
 
 #include "base/byte_units.h"
-#include "client/member/devices.h"
 #include "client/member/errors.h"
 #include "client/member/interrupts.h"
-#include "client/replay/recording.h"
+#include "client/space/devices.h"
 #include "client/space/sharded_segments.h"
 
 namespace shoal::client {
@@ -63,7 +62,7 @@ Address Session::mint(uint64_t bytes, c10::DeviceIndex index, const Lock& held) 
   const Address address = directory_.mint(bytes, index - 1);
   TORCH_CHECK(address != 0, "shoal: more than ", wire::kSlotsMax,
               " tensors are alive in one lease");
-  if (Recording* recording = Recording::current()) recording->minted(address, bytes, index);
+  if (Observer* observer = Observer::current()) observer->minted(address, bytes, index);
   return address;
 }
 
@@ -83,7 +82,7 @@ void Session::release(Address address, const Lock& held) noexcept {
 }
 
 void Session::releaseCopies(Address base, const Lock& held) noexcept {
-  if (recording_ != nullptr) recording_->released(base);
+  if (observer_ != nullptr) observer_->released(base);
   const Segment& segment = directory_.at(base);
   if (segment.copied_later || segment.awaitsCopy()) {
     noteMembers();
@@ -127,7 +126,7 @@ uint64_t Session::carryOut(const Step& step, const Lock& held) {
     case Step::Kind::kAllocate:
       return to.post(Kind::kAllocate, {step.target, directory_.at(step.target).bytes}, held);
     case Step::Kind::kFetch: {
-      std::optional<Recording::Aside> aside;  // another device makes its own lazy copies
+      std::optional<Observer::Aside> aside;  // another device makes its own lazy copies
       if (step.target != step.source) aside.emplace();
       const uint64_t bytes = directory_.at(step.source).bytes;
       return postFetch(to, step.target, *members_[step.from], step.source, 0, bytes, held);

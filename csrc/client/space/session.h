@@ -15,9 +15,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "client/directory/access_trace.h"
+#include "client/directory/directory.h"
 #include "client/member/member.h"
-#include "client/space/access_trace.h"
-#include "client/space/directory.h"
 #include "client/space/host_releases.h"
 #include "wire/address.h"
 
@@ -25,8 +25,6 @@ namespace shoal::client {
 
 // Device 0 is the whole lease; member m is device m + 1.
 inline constexpr c10::DeviceIndex kDevicesMax = kMembersMax + 1;
-
-class Recording;
 
 class Session {
  public:
@@ -141,9 +139,9 @@ class Session {
   void raiseFailureOfOthers(const Stream& than);
 
   // Who is told of releases, by whatever thread; null: nobody. False if there is one already.
-  bool recordTo(Recording* recording, const Lock&) {
-    if (recording != nullptr && recording_ != nullptr) return false;
-    recording_ = recording;
+  bool observe(Observer* observer, const Lock&) {
+    if (observer != nullptr && observer_ != nullptr) return false;
+    observer_ = observer;
     return true;
   }
 
@@ -160,7 +158,7 @@ class Session {
   void checkInvariants() const;
 
   uint32_t number_;
-  Recording* recording_ = nullptr;
+  Observer* observer_ = nullptr;
   std::vector<std::unique_ptr<Stream>> members_;
   std::mutex mutex_;
   Directory directory_;

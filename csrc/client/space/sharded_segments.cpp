@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <atomic>
 
-#include "client/replay/recording.h"
-
 namespace shoal::client {
 
 using wire::Address;
@@ -40,7 +38,7 @@ std::vector<uint64_t> cutSegment(uint64_t bytes, uint64_t row_bytes, uint64_t ex
 }
 
 Address join(Session& session, Extents extents, c10::DeviceIndex index, const Lock& held) {
-  Recording::giveUp("a tensor is larger than any device");
+  Observer::giveUp("a tensor is larger than any device");
   const Address base = session.directory(held).joinExtents(std::move(extents), index - 1);
   TORCH_CHECK(base != 0, "shoal: more than ", wire::kSlotsMax, " tensors are alive in one lease");
   g_sharded_segments.fetch_add(1, std::memory_order_relaxed);

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "client/member/interrupts.h"
-#include "client/replay/recording.h"
 #include "client/space/host_memory.h"
 #include "client/space/sharded_segments.h"
 #include "memory/copy_bytes.h"
@@ -222,10 +221,10 @@ void upload(Session& session, Address base, uint64_t offset, const void* from, u
             bool non_blocking) {
   if (bytes == 0) return;
   Stream::noteLine();
-  if (Recording* recording = Recording::current()) {
-    recording->uploaded(base, offset, from, bytes, session.lock());
+  if (Observer* observer = Observer::current()) {
+    observer->uploaded(base, offset, from, bytes, session.lock());
   }
-  const Recording::Aside aside;
+  const Observer::Aside aside;
   if (extentsOf(session, base) != nullptr) {
     return eachExtent(session, base, offset, bytes, [&](Address extent, uint64_t at, uint64_t n) {
       upload(session, extent, at, from, n, non_blocking);
@@ -255,7 +254,7 @@ void upload(Session& session, Address base, uint64_t offset, const void* from, u
 void download(Session& session, Address base, uint64_t offset, void* to, uint64_t bytes,
               bool non_blocking) {
   if (bytes == 0) return;
-  Recording::giveUp("a value is read from the device");
+  Observer::giveUp("a value is read from the device");
   if (extentsOf(session, base) != nullptr) {
     return eachExtent(session, base, offset, bytes, [&](Address extent, uint64_t at, uint64_t n) {
       download(session, extent, at, to, n, non_blocking);

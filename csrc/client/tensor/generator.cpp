@@ -1,4 +1,4 @@
-#include "client/torch/generator.h"
+#include "client/tensor/generator.h"
 
 #include <ATen/Functions.h>
 #include <ATen/Utils.h>
@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-#include "client/member/devices.h"
+#include "client/space/devices.h"
 #include "wire/cursor.h"
 #include "wire/limits.h"
 

@@ -1,12 +1,12 @@
-#include "client/sharded/sharded_tensor.h"
+#include "client/tensor/sharded_tensor.h"
 
 #include <ATen/Functions.h>
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
 
-#include "client/member/devices.h"
-#include "client/torch/tensor.h"
+#include "client/space/devices.h"
+#include "client/tensor/tensor.h"
 
 namespace shoal::client {
 

@@ -1,14 +1,14 @@
-#include "client/torch/tensor.h"
+#include "client/tensor/tensor.h"
 
 #include <c10/core/TensorImpl.h>
 
 #include <algorithm>
 
 #include "client/call/infer.h"
-#include "client/member/devices.h"
-#include "client/sharded/sharded_tensor.h"
+#include "client/space/devices.h"
 #include "client/space/session_report.h"
 #include "client/space/transfers.h"
+#include "client/tensor/sharded_tensor.h"
 
 namespace shoal::client {
 namespace {

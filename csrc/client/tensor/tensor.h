@@ -4,7 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
-#include "client/call/call_cache.h"
+#include "client/member/call_cache.h"
 #include "client/space/session.h"
 #include "wire/address.h"
 

@@ -8,13 +8,13 @@
 #include <mutex>
 #include <vector>
 
-#include "client/call/dispatch.h"
 #include "client/call/infer.h"
 #include "client/call/operator_info.h"
-#include "client/member/devices.h"
+#include "client/dispatch/dispatch.h"
 #include "client/member/interrupts.h"
+#include "client/space/devices.h"
 #include "client/space/transfers.h"
-#include "client/torch/tensor.h"
+#include "client/tensor/tensor.h"
 
 namespace shoal::client {
 namespace {
