@@ -14,7 +14,7 @@
 #include "transport/ring.h"
 #include "wire/layout.h"
 #include "wire/limits.h"
-#include "worker/execute/failure.h"
+#include "worker/failure/failure.h"
 
 namespace shoal::worker {
 

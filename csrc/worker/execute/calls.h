@@ -7,26 +7,15 @@
 
 #include <memory>
 #include <optional>
-#include <stdexcept>
 #include <unordered_map>
 #include <vector>
 
 #include "worker/execute/device.h"
 #include "worker/execute/prepared.h"
+#include "worker/failure/failure.h"
 #include "worker/paging/segments.h"
 
 namespace shoal::worker {
-
-// A value was asked for that a failed call was to make.
-class PoisonedError : public std::runtime_error {
- public:
-  explicit PoisonedError(std::shared_ptr<const Failure> cause)
-      : std::runtime_error(cause->text), cause_(std::move(cause)) {}
-  const std::shared_ptr<const Failure>& cause() const { return cause_; }
-
- private:
-  std::shared_ptr<const Failure> cause_;
-};
 
 // Runs an operator on its arguments. Replaced only where the front of the executor is tested alone.
 using RunOperator = void (*)(const c10::OperatorHandle& op, torch::jit::Stack& stack);

@@ -7,7 +7,7 @@
 #include "base/byte_units.h"
 #include "transport/ring.h"
 #include "wire/limits.h"
-#include "worker/execute/failure.h"
+#include "worker/failure/failure.h"
 
 namespace shoal::worker {
 

@@ -2,7 +2,7 @@
 #include "base/byte_units.h"
 #include "wire/limits.h"
 #include "worker/execute/executor.h"
-#include "worker/execute/failure.h"
+#include "worker/failure/failure.h"
 
 namespace shoal::worker {
 

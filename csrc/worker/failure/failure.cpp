@@ -1,4 +1,4 @@
-#include "worker/execute/failure.h"
+#include "worker/failure/failure.h"
 
 #include <c10/util/Exception.h>
 

@@ -11,20 +11,12 @@
 #include "memory/shared_memory.h"
 #include "transport/location_table.h"
 #include "wire/address.h"
-#include "wire/message.h"
+#include "worker/failure/failure.h"
 #include "worker/paging/pager.h"
 #include "worker/peers/peers.h"
 #include "worker/shared/shared_block.h"
 
 namespace shoal::worker {
-
-// Why a call failed. Shared by every result that the call was to make.
-struct Failure {
-  wire::ErrorKind kind;
-  uint64_t sequence;  // number of the call in the stream
-  std::string operator_name;
-  std::string text;
-};
 
 // A device of the lease that reads a segment of ours until it has done its message `sequence`.
 struct PeerRead {

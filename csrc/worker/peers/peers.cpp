@@ -4,7 +4,7 @@
 
 #include "transport/ring.h"
 #include "wire/cursor.h"
-#include "worker/execute/failure.h"
+#include "worker/failure/failure.h"
 
 namespace shoal::worker {
 namespace {

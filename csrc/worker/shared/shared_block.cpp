@@ -10,6 +10,7 @@
 
 #include "memory/copy_bytes.h"
 #include "wire/cursor.h"
+#include "worker/failure/failure.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010

@@ -10,20 +10,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <stdexcept>
-#include <string>
 #include <utility>
 
 #include "wire/message.h"
 
 namespace shoal::worker {
-
-// Shared memory was used in a way that its sharing does not allow (any more).
-class ShareError : public std::runtime_error {
- public:
-  ShareError(const std::string& text, bool revoked) : std::runtime_error(text), revoked(revoked) {}
-  bool revoked;
-};
 
 struct ShareControl {
   std::atomic<uint64_t> revoked;  // 1: the owner has ended, or shares it no longer
