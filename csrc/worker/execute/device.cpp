@@ -68,12 +68,14 @@ void DeviceMemory::emptyCache() const {
 void Events::record(uint64_t event, transport::Passed now) {
   if (moments_.size() >= wire::kEventsMax) throw wire::ProtocolError("too many events are alive");
   moments_[event] = now;
-  if (device_.is_cpu()) return;
-  const c10::impl::VirtualGuardImpl guard(device_.type());
-  c10::Event recorded(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
-  recorded.record(guard.getStream(device_));
-  device_events_.erase(event);
-  device_events_.emplace(event, std::move(recorded));
+  if (!device_.is_cpu()) {
+    const c10::impl::VirtualGuardImpl guard(device_.type());
+    c10::Event recorded(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
+    recorded.record(guard.getStream(device_));
+    device_events_.erase(event);
+    device_events_.emplace(event, std::move(recorded));
+  }
+  if (progress_ != nullptr) transport::note(*progress_, event, now);
 }
 
 Events::Elapsed Events::elapsed(uint64_t start, uint64_t end) {

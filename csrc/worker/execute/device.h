@@ -35,7 +35,9 @@ class DeviceMemory {
 // Points in the stream, and the time between them as the device saw it.
 class Events {
  public:
-  explicit Events(c10::Device device) : device_(device) {}
+  // The client reads in `progress` when an event is past; null: it does not.
+  Events(c10::Device device, transport::Progress* progress)
+      : device_(device), progress_(progress) {}
   void record(uint64_t event, transport::Passed now);
   struct Elapsed {
     double all_ms;
@@ -48,6 +50,7 @@ class Events {
 
  private:
   c10::Device device_;
+  transport::Progress* progress_;
   std::unordered_map<uint64_t, transport::Passed> moments_;
   std::unordered_map<uint64_t, c10::Event> device_events_;
 };

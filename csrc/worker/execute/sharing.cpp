@@ -58,7 +58,7 @@ void Executor::share(Reader& reader) {
 void Executor::open(Reader& reader) {
   const Sharing sharing = readSharing(reader, /*owner=*/false);
   try {
-    const uint64_t limit = memory_bytes_ + (pager_ != nullptr ? pager_->spillBytes() : 0);
+    const uint64_t limit = memory_bytes_ + segments_.swapBytes();
     TORCH_CHECK_WITH(
         OutOfMemoryError, sharing.bytes <= limit && segments_.boundBytes() <= limit - sharing.bytes,
         "the lease is out of memory. Tried to open ", memory::readable(sharing.bytes), "; ",

@@ -208,10 +208,9 @@ void Worker::serve() {
   transport::RingConsumer requests(state_->requests.data(), wire::kRingBytes,
                                    wire::kMessageBytesMax, liveness);
   executor_options.requests = &requests;
-  executor_options.pager = {
-      {options.spill_host_bytes, options.spill_disk_bytes, options.spill_directory},
-      options.memory_bytes,
-      options.least_recent};
+  executor_options.swap = {options.spill_host_bytes, options.spill_disk_bytes,
+                           options.spill_directory};
+  executor_options.least_recent = options.least_recent;
   Executor executor(executor_options, state_->host, state_->arena.get(), replies);
   std::vector<uint64_t> message;
   uint64_t sequence = 0;
