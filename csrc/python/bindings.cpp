@@ -20,6 +20,7 @@
 #include "client/torch/tensor.h"
 #include "network/client_link.h"
 #include "network/data_connections.h"
+#include "python/policy_replay.h"
 #include "python/python_line.h"
 #include "python/python_signals.h"
 #include "transport/ending.h"
@@ -427,6 +428,18 @@ void bindStatistics(py::module_& m) {
   });
 }
 
+void bindPolicyReplay(py::module_& m) {
+  py::class_<PolicyReplay>(m, "PolicyReplay")
+      .def(py::init<uint64_t, bool>(), py::arg("limit_bytes"), py::arg("least_recent"))
+      .def("foresee", &PolicyReplay::foresee)
+      .def("advance", &PolicyReplay::advance)
+      .def("enter", &PolicyReplay::enter)
+      .def("use", &PolicyReplay::use, py::arg("segment"), py::arg("copied"))
+      .def("evict", &PolicyReplay::evict)
+      .def("is_dead", &PolicyReplay::isDead)
+      .def("free", &PolicyReplay::free);
+}
+
 void bindWorker(py::module_& m) {
   m.attr("EXIT_FAILED") = static_cast<int>(transport::Ending::kFailed);
   m.attr("EXIT_CLIENT_ENDED") = static_cast<int>(transport::Ending::kClientEnded);
@@ -522,5 +535,6 @@ PYBIND11_MODULE(_core, m) {
   shoal::bindSharing(m);
   shoal::bindRecording(m);
   shoal::bindStatistics(m);
+  shoal::bindPolicyReplay(m);
   shoal::bindWorker(m);
 }
