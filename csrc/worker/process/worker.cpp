@@ -70,6 +70,44 @@ bool closed(int socket) {
   return poll(&peer, 1, 0) > 0 && (peer.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
 
+// Ends the process when the client is gone: a call may run for minutes. It also receives shared
+// memory, and says by a heartbeat that the process is alive.
+[[noreturn]] void watchClient(int socket, int client_pidfd, transport::Progress& progress,
+                              SharedMemories& shared) {
+  prctl(PR_SET_NAME, "shoal-watch");
+  // Shared memory passes on one machine only. What a remote client sends is not read here.
+  const short listens = client_pidfd >= 0 ? POLLIN | POLLRDHUP : POLLRDHUP;
+  pollfd peers[2] = {{socket, listens, 0}, {client_pidfd, POLLIN, 0}};
+  while (true) {
+    const bool heard = poll(peers, 2, transport::kHeartbeatMs) > 0;
+    progress.heartbeat.fetch_add(1, std::memory_order_relaxed);
+    if (!heard) continue;
+    if (peers[1].revents != 0) transport::endProcess(transport::Ending::kClientEnded);
+    if ((peers[0].revents & ~POLLIN) != 0) transport::endWithClient(socket, client_pidfd);
+    try {
+      shared.receive(socket);
+    } catch (const std::exception& error) {
+      transport::logError(std::string("the session ends: ") + error.what());
+      transport::endProcess(transport::Ending::kFailed, error.what());
+    }
+  }
+}
+
+[[noreturn]] void run(Executor& executor, transport::RingConsumer& requests,
+                      transport::Progress& progress, int64_t spin_us) {
+  std::vector<uint64_t> message;
+  uint64_t sequence = 0;
+  while (true) {
+    if (!requests.poll(message)) {
+      requests.wait(spin_us, /*timeout_ms=*/INT64_MAX / 2000000);
+      continue;
+    }
+    executor.handle(message, ++sequence);
+    progress.failed.store(executor.hasFailed() ? 1 : 0, std::memory_order_relaxed);
+    transport::publish(progress, sequence);
+  }
+}
+
 }  // namespace
 
 struct Worker::State {
@@ -94,7 +132,7 @@ struct Worker::State {
   }
 };
 
-Worker::Worker(WorkerOptions options) : state_(new State) {
+Worker::Worker(WorkerOptions options) : state_(std::make_unique<State>()) {
   using memory::SharedMemory;
   state_->requests =
       SharedMemory::create("shoal-requests", transport::ringRegionBytes(wire::kRingBytes));
@@ -118,9 +156,7 @@ Worker::Worker(WorkerOptions options) : state_(new State) {
   state_->options = std::move(options);
 }
 
-Worker::~Worker() {
-  delete state_;
-}
+Worker::~Worker() = default;
 
 SharedRegions Worker::regions() const {
   const State& s = *state_;
@@ -163,27 +199,9 @@ void Worker::addPeerElsewhere(network::PeerEndpoint endpoint, uint32_t member, s
 
 void Worker::serve() {
   const WorkerOptions& options = state_->options;
-  // A call may run for minutes: a thread of its own ends the process when the client is gone.
   auto* progress = reinterpret_cast<transport::Progress*>(state_->progress.data());
-  std::thread([socket = options.socket, client = options.client_pidfd, progress,
-               shared = &state_->shared] {
-    prctl(PR_SET_NAME, "shoal-watch");
-    // Shared memory is passed on one machine only; what a client elsewhere says is not read here.
-    const short listens = client >= 0 ? POLLIN | POLLRDHUP : POLLRDHUP;
-    pollfd peers[2] = {{socket, listens, 0}, {client, POLLIN, 0}};
-    while (true) {
-      const bool heard = poll(peers, 2, transport::kHeartbeatMs) > 0;
-      progress->heartbeat.fetch_add(1, std::memory_order_relaxed);
-      if (!heard) continue;
-      if (peers[1].revents != 0) transport::endProcess(transport::Ending::kClientEnded);
-      if ((peers[0].revents & ~POLLIN) != 0) transport::endWithClient(socket, client);
-      try {
-        shared->receive(socket);
-      } catch (const std::exception& error) {
-        transport::logError(std::string("the session ends: ") + error.what());
-        transport::endProcess(transport::Ending::kFailed, error.what());
-      }
-    }
+  std::thread([&options, progress, shared = &state_->shared] {
+    watchClient(options.socket, options.client_pidfd, *progress, *shared);
   }).detach();
 
   if (state_->arena != nullptr) c10::SetAllocator(c10::DeviceType::CPU, state_->arena.get(), 255);
@@ -195,36 +213,25 @@ void Worker::serve() {
   const transport::Liveness liveness = state_->liveness();
   RingReplies replies(state_->replies.data(), progress, liveness);
   transport::Places places(state_->places.data());
+  transport::RingConsumer requests(state_->requests.data(), wire::kRingBytes,
+                                   wire::kMessageBytesMax, liveness);
   ExecutorOptions executor_options;
   executor_options.session = options.session;
   executor_options.device = c10::Device(options.device);
   executor_options.memory_bytes = options.memory_bytes;
-  executor_options.speed = options.speed;
   executor_options.peers = state_->peers.get();
-  executor_options.places = &places;
-  executor_options.progress = progress;
-  executor_options.shared = &state_->shared;
-  executor_options.reader = &state_->reader;
-  transport::RingConsumer requests(state_->requests.data(), wire::kRingBytes,
-                                   wire::kMessageBytesMax, liveness);
   executor_options.requests = &requests;
   executor_options.swap = {options.spill_host_bytes, options.spill_disk_bytes,
                            options.spill_directory};
   executor_options.least_recent = options.least_recent;
+  executor_options.places = &places;
+  executor_options.progress = progress;
+  executor_options.shared = &state_->shared;
+  executor_options.reader = &state_->reader;
+  executor_options.speed = options.speed;
   Executor executor(executor_options, state_->host, state_->arena.get(), replies);
-  std::vector<uint64_t> message;
-  uint64_t sequence = 0;
-  const int64_t spin_us = spinUs(state_->peers.get());
   try {
-    while (true) {
-      if (!requests.poll(message)) {
-        requests.wait(spin_us, /*timeout_ms=*/INT64_MAX / 2000000);
-        continue;
-      }
-      executor.handle(message, ++sequence);
-      progress->failed.store(executor.hasFailed() ? 1 : 0, std::memory_order_relaxed);
-      transport::publish(*progress, sequence);
-    }
+    run(executor, requests, *progress, spinUs(state_->peers.get()));
   } catch (const transport::PeerLost&) {
     transport::endWithClient(options.socket, options.client_pidfd);
   } catch (const std::exception& error) {

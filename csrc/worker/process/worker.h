@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -56,7 +57,7 @@ class Worker {
   void servePeer(network::Connection& connection, const network::Greeting& greeting);
 
   struct State;
-  State* state_;
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace shoal::worker
