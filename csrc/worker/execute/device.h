@@ -44,7 +44,7 @@ class Events {
     double waited_ms;  // of that, for other devices of the lease
   };
   Elapsed elapsed(uint64_t start, uint64_t end);
-  // Whether the device has done all that was issued before the event (0: all so far). Never waits.
+  // Whether the device has done all work from before the event (0: all so far). Never waits.
   bool isPast(uint64_t event) const;
   void drop(uint64_t event);
 

@@ -76,7 +76,7 @@ void Executor::fail(std::exception_ptr error, bool reply_now) {
   try {
     std::rethrow_exception(error);
   } catch (const PoisonedError& poisoned) {
-    // Told as what it is: a consequence. The text and the call are those of the cause.
+    // A consequence: it has the text and the call of its cause.
     Failure consequence = *poisoned.cause();
     failure = std::make_shared<const Failure>(std::move(consequence));
   } catch (...) {
@@ -103,7 +103,7 @@ void Executor::reply(const std::vector<uint64_t>& payload) {
   replies_.send(kind_, wire::ErrorKind::kNone, sequence_, payload);
 }
 
-// `at` is the message in which it showed; 0: the one that is replied to, so nobody else's affair.
+// `at` is the message in which it showed; 0: the one that this replies to.
 void Executor::replyFailure(const Failure& failure, uint64_t at) {
   replied_ = true;
   std::string text = failure.text.substr(0, wire::kErrorTextBytesMax);
@@ -266,11 +266,11 @@ void Executor::copyHost(Reader& reader, bool into_device) {
   }
 }
 
-// A copy that fails may be there in part, and what it was to replace is gone by the stream's word:
-// nobody reads it.
+// Poisons the target if the copy fails: some of its bytes may be there, and the stream does not
+// want the old ones.
 template <typename Copy>
 void Executor::copyInto(wire::Address to, uint64_t bytes, const Copy& copy) {
-  segments_.resolve(to, bytes);  // a message that makes no sense changes nothing
+  segments_.resolve(to, bytes);  // an invalid message changes nothing
   try {
     copy();
   } catch (const transport::PeerLost&) {
@@ -326,7 +326,8 @@ void Executor::locate(Reader& reader) {
   const uint64_t bytes = reader.word("bytes");
   const std::byte* data = deviceRange(address, bytes, false).data;
   bytes_out_ += bytes;
-  // Where it is, our table of places says. Shared memory is not in it: the client asks for a copy.
+  // The location table says where it is. Shared memory is not in the table: the client then asks
+  // for a copy.
   if (segments_.resolve(address, bytes).segment->shared != nullptr) return;
   if ((arena_ == nullptr || !arena_->region().contains(data)) && !host_.contains(data)) {
     throw ProtocolError("the segment is not in shared memory");
@@ -375,8 +376,8 @@ void Executor::fetchAdd(Reader& reader) {
 void Executor::addFrom(const Fetch& fetch, at::ScalarType type) {
   const Range target = deviceRange(fetch.to, fetch.bytes, true);
   const bool elsewhere = peers_->toldBy(fetch.peer) != nullptr;
-  // A piece is whole before it is added: what is read meanwhile may be read again. Pieces stay in
-  // the cache; from another machine all comes at once.
+  // Add a chunk only when it is complete: a read may repeat it. Chunks stay in the cache. From
+  // another machine everything comes at once.
   const uint64_t piece_bytes = elsewhere ? fetch.bytes : std::min(fetch.bytes, kAddBytes);
   const c10::Storage piece = memory_.allocate(piece_bytes);
   auto* const buffer = static_cast<std::byte*>(piece.mutable_data());

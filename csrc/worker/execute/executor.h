@@ -1,5 +1,5 @@
-// Runs the messages of one op stream, in order, on one device. Nothing a message says is used
-// before it was checked; what fails is kept as a Failure and told at the next reply.
+// Runs the messages of one op stream, in order, on one device. It checks everything in a message
+// before it uses it. It keeps the first Failure, and the next reply reports it.
 #pragma once
 
 #include <memory>
@@ -30,13 +30,13 @@ struct ExecutorOptions {
   c10::Device device{c10::DeviceType::CPU};
   uint64_t memory_bytes = 0;     // what the lease grants
   const Peers* peers = nullptr;  // the other devices of the lease, if there are any
-  const transport::RingConsumer* requests = nullptr;  // the stream itself, to look ahead in
+  const transport::RingConsumer* requests = nullptr;  // the stream, to look ahead
   SwapOptions swap;
   bool least_recent = false;                // page by plain LRU on demand, to compare with
-  transport::Places* places = nullptr;      // where these find our segments
-  transport::Progress* progress = nullptr;  // where the client finds when events were passed
-  SharedMemories* shared = nullptr;         // memories of other sessions that the client passes
-  ReaderMemory* reader = nullptr;           // where a reader at this node puts samples
+  transport::Places* places = nullptr;      // where they find this device's segments
+  transport::Progress* progress = nullptr;  // where the client finds the times of events
+  SharedMemories* shared = nullptr;         // shared tensors that the client passes
+  ReaderMemory* reader = nullptr;           // where a data reader at this node puts samples
   double speed = 1.0;  // below 1, calls take 1/speed of their time: an unequal device to test with
   RunOperator run_operator = &runOperator;
 };
@@ -50,7 +50,7 @@ class Executor {
 
   // Runs one message. Throws only if replying fails.
   void handle(const std::vector<uint64_t>& message, uint64_t sequence);
-  // Whether something failed that the client was not told of yet.
+  // Whether a failure is pending that no reply has reported.
   bool hasFailed() const { return pending_.failure != nullptr; }
 
  private:

@@ -1,4 +1,4 @@
-// The executor's messages about memory that several sessions have.
+// The executor's messages about memory that several sessions share.
 #include "base/byte_units.h"
 #include "wire/limits.h"
 #include "worker/execute/executor.h"
@@ -30,7 +30,7 @@ Executor::Sharing Executor::readSharing(Reader& reader, bool owner) {
 
 std::shared_ptr<SharedBlock> Executor::takeShared(const Sharing& sharing) {
   SharedFds fds = shared_->take(sharing.number);
-  // It cannot be swapped out, so all of it together must fit the device.
+  // Shared memory cannot leave the device, so all of it together must fit.
   TORCH_CHECK_WITH(
       OutOfMemoryError,
       sharing.bytes <= memory_bytes_ && segments_.sharedBytes() <= memory_bytes_ - sharing.bytes,

@@ -28,11 +28,11 @@
 namespace shoal::worker {
 namespace {
 
-// A sleeping worker costs its client a system call and 25 µs for the next call: in a running
-// program it is awake. An idle one sleeps after this.
+// A sleeping worker costs its client a system call and 25 µs for the next call, so it stays awake
+// in a running program. An idle one sleeps after this.
 constexpr int64_t kSpinUs = 1000;
-constexpr int64_t kSpinShortUs = 50;  // where the client and the lease's devices fill all cores
-constexpr int64_t kArrivalsNs = 10000000000;  // for a client elsewhere to open its data connections
+constexpr int64_t kSpinShortUs = 50;          // if the client and the lease's devices use all cores
+constexpr int64_t kArrivalsNs = 10000000000;  // for a remote client to open its data connections
 
 class RingReplies final : public ReplySink {
  public:
@@ -49,7 +49,8 @@ class RingReplies final : public ReplySink {
     words[0] = wire::headerWord(kind, static_cast<uint32_t>(bytes), static_cast<uint16_t>(error));
     words[1] = sequence;
     std::copy(payload.begin(), payload.end(), words + 2);
-    // Who has the reply must find its request done. A reply tells of any failure, so none is left.
+    // A client that has the reply must find its request done. A reply reports any failure, so none
+    // is left.
     progress_->failed.store(0, std::memory_order_relaxed);
     transport::publish(*progress_, sequence);
     ring_.commit(bytes);
@@ -116,7 +117,7 @@ struct Worker::State {
   std::unique_ptr<Arena> arena;
   std::unique_ptr<Peers> peers;
   std::unique_ptr<network::Arrivals> arrivals;
-  uint32_t member = 0;  // this device's place in the lease
+  uint32_t member = 0;  // this device's index in the lease
   struct Elsewhere {
     uint32_t peer;
     network::PeerEndpoint endpoint;
@@ -139,7 +140,7 @@ Worker::Worker(WorkerOptions options) : state_(std::make_unique<State>()) {
   state_->replies =
       SharedMemory::create("shoal-replies", transport::ringRegionBytes(wire::kReplyRingBytes));
   state_->progress = SharedMemory::create("shoal-progress", transport::kProgressBytes);
-  state_->progress.claim();  // so that peers see when we are gone
+  state_->progress.claim();  // so that peers see when this process ends
   state_->places = SharedMemory::create("shoal-places", transport::kPlacesBytes);
   state_->host = options.host_fd >= 0
                      ? SharedMemory::attach(options.host_fd, options.host_bytes)
@@ -252,7 +253,8 @@ void Worker::welcomeArrivals(transport::Progress* progress) {
       try {
         network::tellProgress(state_->arrivals->tls(), peer.endpoint, state_->member, *progress);
       } catch (const network::ConnectionLost& error) {
-        // It counts us as lost when it hears no more of us, and we it when we need it.
+        // The peer counts this device as lost when it is silent. This device notices when it next
+        // needs the peer.
         transport::logWarning("device " + state_->peers->name(peer.peer) +
                               " of its lease: " + error.what());
       }
@@ -276,7 +278,7 @@ void Worker::welcomeArrivals(transport::Progress* progress) {
 void Worker::servePeer(network::Connection& connection, const network::Greeting& greeting) {
   transport::Progress* told =
       state_->peers == nullptr ? nullptr : state_->peers->toldBy(greeting.member);
-  if (told == nullptr) return;  // the lease has no such device elsewhere
+  if (told == nullptr) return;  // the lease has no such remote device
   const transport::Places places(state_->places.data());
   const network::OwnMemory own{
       reinterpret_cast<transport::Progress*>(state_->progress.data()), &places,
@@ -288,7 +290,7 @@ void Worker::servePeer(network::Connection& connection, const network::Greeting&
       network::followProgress(connection, *told);
     }
   } catch (const network::ConnectionLost&) {
-    // Its device is gone, or its worker ended: nobody here waits for that.
+    // The peer is gone. No thread here waits for it.
   }
 }
 
