@@ -18,11 +18,13 @@
 #include "client/space/transfers.h"
 #include "client/tensor/generator.h"
 #include "client/tensor/tensor.h"
+#include "client/torch/autograd_threads.h"
 #include "client/torch/composites.h"
 #include "client/torch/hooks.h"
 #include "client/torch/kernels.h"
 #include "network/client_link.h"
 #include "network/data_connections.h"
+#include "python/policy_replay.h"
 #include "python/python_line.h"
 #include "python/python_signals.h"
 #include "transport/ending.h"
@@ -204,6 +206,7 @@ void bindClient(py::module_& m) {
         client::seedNewSession(*session);
         watchInterrupts();
         Devices::get().attach(std::move(session));
+        client::startAutogradThreads(Devices::get().namesEver());
       },
       py::arg("session"), py::arg("members"), py::call_guard<py::gil_scoped_release>());
   m.def("detach", [] { Devices::get().detach(); }, py::call_guard<py::gil_scoped_release>());
@@ -443,6 +446,18 @@ void bindStatistics(py::module_& m) {
   });
 }
 
+void bindPolicyReplay(py::module_& m) {
+  py::class_<PolicyReplay>(m, "PolicyReplay")
+      .def(py::init<uint64_t, bool>(), py::arg("limit_bytes"), py::arg("least_recent"))
+      .def("foresee", &PolicyReplay::foresee)
+      .def("advance", &PolicyReplay::advance)
+      .def("enter", &PolicyReplay::enter)
+      .def("use", &PolicyReplay::use, py::arg("segment"), py::arg("copied"))
+      .def("evict", &PolicyReplay::evict)
+      .def("is_dead", &PolicyReplay::isDead)
+      .def("free", &PolicyReplay::free);
+}
+
 void bindWorker(py::module_& m) {
   m.attr("EXIT_FAILED") = static_cast<int>(transport::Ending::kFailed);
   m.attr("EXIT_CLIENT_ENDED") = static_cast<int>(transport::Ending::kClientEnded);
@@ -538,5 +553,6 @@ PYBIND11_MODULE(_core, m) {
   shoal::bindSharing(m);
   shoal::bindRecording(m);
   shoal::bindStatistics(m);
+  shoal::bindPolicyReplay(m);
   shoal::bindWorker(m);
 }

@@ -50,8 +50,8 @@ void postPrepare(Stream& stream, const OperatorInfo& info, c10::ArrayRef<uint64_
   stream.commit(held);
 }
 
-uint64_t postCall(Stream& stream, uint32_t id, const CallWords& call, const Lock& held) {
-  Session& session = stream.session();
+uint64_t postCall(Session& session, Stream& stream, uint32_t id, const CallWords& call,
+                  const Lock& held) {
   for (const SegmentUse& use : call.uses) {
     if (use.writes) {
       session.bringToWrite(use.base, stream, held);

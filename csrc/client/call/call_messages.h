@@ -32,6 +32,7 @@ struct CallWords {
 
 // Writes the call and keeps account of the segments that it uses, changes and makes. Returns its
 // sequence number.
-uint64_t postCall(Stream& stream, uint32_t id, const CallWords& call, const Lock&);
+uint64_t postCall(Session& session, Stream& stream, uint32_t id, const CallWords& call,
+                  const Lock&);
 
 }  // namespace shoal::client

@@ -40,14 +40,14 @@ struct Issue {
 uint64_t post(const Issue& issue, uint32_t id, uint16_t flags,
               c10::ArrayRef<wire::Address> addresses, const Lock& held) {
   Stream& stream = *issue.stream;
-  Session& session = stream.session();
+  Session& session = issue.call.session();
   if (issue.info.random && !session.single() && issue.call.device().index() == 0) {
     const bool own = issue.call.hasGenerator();
     session.bringGenerator(own ? issue.call.generator() : wire::kLeaseGenerator, stream, held);
     if (!own) flags |= wire::kFlagLeaseRandom;
   }
   const CallWords words{issue.call.immediates(), issue.call.uses(), addresses, flags, issue.graph};
-  return postCall(stream, id, words, held);
+  return postCall(session, stream, id, words, held);
 }
 
 void mintOutputs(const Issue& issue, const std::vector<OutputMeta>& outputs,
@@ -157,7 +157,7 @@ void recordLearnt(const Issue& issue, bool repeatable, const std::vector<OutputM
 // The outputs are not known: the worker runs the call and tells.
 void learn(const Issue& issue) {
   Stream& stream = *issue.stream;
-  Session& session = stream.session();
+  Session& session = issue.call.session();
   std::unique_lock one_at_a_time(stream.learning(), std::defer_lock);
   for (Wait wait; !one_at_a_time.try_lock_for(std::chrono::milliseconds(50));) wait.look();
   uint32_t id;

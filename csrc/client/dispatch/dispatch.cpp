@@ -5,6 +5,7 @@
 #include "client/dispatch/foreach_items.h"
 #include "client/dispatch/sharded_calls.h"
 #include "client/space/sharded_segments.h"
+#include "client/tensor/inference.h"
 
 namespace shoal::client {
 namespace {
@@ -20,7 +21,7 @@ const Stream& run(const OperatorInfo& info, torch::jit::Stack* stack, uint64_t g
 }  // namespace
 
 void dispatchCall(const OperatorInfo& info, torch::jit::Stack* stack) {
-  if (Inference::active()) return Inference::reached(info, stack);
+  if (Inference::active()) return reachedWhileInferring(info, stack);
   Stream::noteLine();
   if (anySharded() && runSharded(info, stack)) return;
   if (info.foreach_lists && splitItems(info, stack)) return;

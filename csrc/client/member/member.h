@@ -29,7 +29,7 @@
 
 namespace shoal::client {
 
-class Session;
+class Members;
 
 struct StreamOptions {
   int socket = -1;
@@ -55,12 +55,12 @@ struct Traffic {
 
 class Stream {
  public:
-  Stream(StreamOptions options, Session& session, uint32_t member);
+  Stream(StreamOptions options, Members& members, uint32_t member);
   ~Stream();
   Stream(const Stream&) = delete;
 
   const StreamOptions& options() const { return options_; }
-  Session& session() const { return session_; }
+  uint32_t session() const;                    // its number
   uint32_t member() const { return member_; }  // its place in the lease
   uint32_t bit() const { return 1u << member_; }
   const memory::SharedMemory& arena() const { return arena_; }
@@ -164,7 +164,7 @@ class Stream {
   [[noreturn]] void raise(wire::ErrorKind kind, const Payload& payload);
 
   StreamOptions options_;
-  Session& session_;
+  Members& members_;
   uint32_t member_;
   memory::SharedMemory requests_region_, replies_region_, progress_region_, places_region_, arena_;
   transport::Progress* progress_;

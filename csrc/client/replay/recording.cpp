@@ -288,7 +288,7 @@ void Repeat::repeat(const Recording::Call& call, const Lock& held) {
   }
   Stream::setLine(call.line);
   session_->makeRoom(*stream_, uses_, freshBytes(cached->outputs), held);
-  postCall(*stream_, cached->id, {immediates_, uses_, made_}, held);
+  postCall(*session_, *stream_, cached->id, {immediates_, uses_, made_}, held);
 }
 
 void Repeat::repeat(const Recording::Mint& mint, const Lock& held) {

@@ -6,7 +6,6 @@
 
 #include "client/member/errors.h"
 #include "client/space/host_memory.h"
-#include "client/torch/autograd_threads.h"
 
 namespace shoal::client {
 
@@ -55,7 +54,6 @@ void Devices::attach(std::unique_ptr<Session> session) {
     take(std::move(session));
   }
   want();
-  startAutogradThreads(namesEver());
 }
 
 void Devices::take(std::unique_ptr<Session> session) {

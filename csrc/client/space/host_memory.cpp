@@ -78,7 +78,7 @@ void HostMemory::reclaimLeft() {
 
 void HostMemory::usedBy(const void* p, const Stream& stream, uint64_t sequence) {
   std::lock_guard lock(mutex_);
-  last_use_[offsetOf(p)] = {stream.session().number(), stream.member(), sequence};
+  last_use_[offsetOf(p)] = {stream.session(), stream.member(), sequence};
 }
 
 Stream* HostMemory::pendingOn(const Use& use) {
@@ -126,8 +126,8 @@ void HostMemory::releasePinned(uint64_t offset) {
     }
   }
   if (last != nullptr) {
-    Session& session = last->session();
-    session.hostReleases(session.lock()).add(offset, *last, sequence);
+    Session* session = Devices::get().byNumber(last->session());
+    session->hostReleases(session->lock()).add(offset, *last, sequence);
   } else {
     release(offset);
   }

@@ -6,7 +6,6 @@
 
 #include "base/byte_units.h"
 #include "client/member/errors.h"
-#include "client/member/interrupts.h"
 #include "client/space/devices.h"
 #include "client/space/sharded_segments.h"
 
@@ -286,60 +285,6 @@ void Session::bringGenerator(uint64_t generator, Stream& member, const Lock& hel
   member.post(Kind::kGeneratorLoad, {generator, state}, held);
   release(state, held);
   generator_home_[generator] = member.member();
-}
-
-// --- all members
-
-void Session::synchronize(c10::DeviceIndex index) {
-  if (index > 0 || single()) return deviceMember(index).synchronize();
-  Stream::noteLine();
-  std::vector<uint64_t> sequences;
-  {
-    const Lock held = lock();
-    for (auto& member : members_) sequences.push_back(member->post(Kind::kSync, {}, held));
-  }
-  std::exception_ptr first;
-  for (size_t i = 0; i < size(); ++i) {
-    try {
-      members_[i]->await(sequences[i]);
-    } catch (const Interrupted&) {
-      throw;
-    } catch (...) {
-      if (first == nullptr) first = std::current_exception();
-    }
-  }
-  if (first != nullptr) std::rethrow_exception(first);
-}
-
-bool Session::idle(c10::DeviceIndex index) {
-  const auto idle = [](Stream& member) {
-    if (!member.idle()) member.checkSometimes();  // a loop that asks must learn of a loss
-    return member.idle() && member.devicePast(0);
-  };
-  if (index > 0 || single()) return idle(deviceMember(index));
-  return std::all_of(members_.begin(), members_.end(), [&](const auto& m) { return idle(*m); });
-}
-
-void Session::raiseFailureOfOthers(const Stream& than) {
-  for (auto& member : members_) {
-    if (member.get() != &than) member->synchronize();
-  }
-}
-
-void Session::close() noexcept {
-  for (auto& member : members_) member->close();
-}
-
-void Session::abandon() noexcept {
-  for (auto& member : members_) member->abandon();
-}
-
-void Session::trim() {
-  for (auto& member : members_) member->post(Kind::kTrim, {});
-}
-
-bool Session::usable() const {
-  return std::any_of(members_.begin(), members_.end(), [](const auto& m) { return m->usable(); });
 }
 
 }  // namespace shoal::client

@@ -17,7 +17,7 @@
 
 #include "client/directory/access_trace.h"
 #include "client/directory/directory.h"
-#include "client/member/member.h"
+#include "client/member/members.h"
 #include "client/space/host_releases.h"
 #include "wire/address.h"
 
@@ -26,24 +26,14 @@ namespace shoal::client {
 // Device 0 is the whole lease; member m is device m + 1.
 inline constexpr c10::DeviceIndex kDevicesMax = kMembersMax + 1;
 
-class Session {
+class Session : public Members {
  public:
   explicit Session(uint32_t number)
-      : number_(number), directory_(number), host_releases_(members_) {}
-  Session(const Session&) = delete;
+      : Members(number), directory_(number), host_releases_(members_) {}
   ~Session();
 
-  uint32_t number() const { return number_; }
   // Members are added before the session is attached.
   Stream& add(StreamOptions options);
-  size_t size() const { return members_.size(); }
-  bool single() const { return members_.size() == 1; }
-  Stream& member(size_t i) const { return *members_[i]; }
-  // The member of device `index`. Device 0 is the whole lease, where the first one speaks for all.
-  Stream& deviceMember(c10::DeviceIndex index) const {
-    return *members_[index > 0 ? static_cast<size_t>(index) - 1 : 0];
-  }
-  Lock lock() { return Lock(mutex_); }
   Directory& directory(const Lock&) { return directory_; }
   AccessTrace& trace(const Lock&) { return trace_; }
   HostReleases& hostReleases(const Lock&) { return host_releases_; }
@@ -122,22 +112,6 @@ class Session {
   // source changes. False if the copy cannot be deferred.
   bool copyLater(wire::Address to_base, wire::Address from_base);
 
-  // --- all members
-  // Waits (without the lock) until the device's members have taken most of what was sent.
-  void awaitRoom(c10::DeviceIndex index) {
-    if (index > 0) return deviceMember(index).awaitRoom();
-    for (auto& member : members_) member->awaitRoom();
-  }
-  void synchronize(c10::DeviceIndex index);
-  bool idle(c10::DeviceIndex index);
-  void close() noexcept;
-  void abandon() noexcept;
-  bool usable() const;
-  // Workers give memory back that they keep for later.
-  void trim();
-  // Raises what went wrong on members other than this one, if anything did.
-  void raiseFailureOfOthers(const Stream& than);
-
   // Who is told of releases, by whatever thread; null: nobody. False if there is one already.
   bool observe(Observer* observer, const Lock&) {
     if (observer != nullptr && observer_ != nullptr) return false;
@@ -157,10 +131,7 @@ class Session {
                 const Stream& member);
   void checkInvariants() const;
 
-  uint32_t number_;
   Observer* observer_ = nullptr;
-  std::vector<std::unique_ptr<Stream>> members_;
-  std::mutex mutex_;
   Directory directory_;
   AccessTrace trace_;
   HostReleases host_releases_;

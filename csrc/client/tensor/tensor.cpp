@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
-#include "client/call/infer.h"
 #include "client/space/devices.h"
 #include "client/space/session_report.h"
 #include "client/space/transfers.h"
+#include "client/tensor/inference.h"
 #include "client/tensor/sharded_tensor.h"
 
 namespace shoal::client {

@@ -8,12 +8,12 @@
 #include <mutex>
 #include <vector>
 
-#include "client/call/infer.h"
 #include "client/call/operator_info.h"
 #include "client/dispatch/dispatch.h"
 #include "client/member/interrupts.h"
 #include "client/space/devices.h"
 #include "client/space/transfers.h"
+#include "client/tensor/inference.h"
 #include "client/tensor/tensor.h"
 
 namespace shoal::client {

@@ -26,7 +26,7 @@ class RecordedBackward final : public torch::autograd::Node {
                    const std::vector<at::Tensor>& leaves, size_t outputs)
       : graph_(graph),
         device_(device),
-        session_(ran.session().number()),
+        session_(ran.session()),
         member_(ran.member()),
         outputs_(outputs) {
     for (const auto& leaf : leaves) {

@@ -1,4 +1,4 @@
-#include "worker/execute/failure.h"
+#include "worker/failure/failure.h"
 
 #include <c10/util/Exception.h>
 
@@ -19,7 +19,7 @@ ErrorKind kindOf(const c10::Error& error) {
   return ErrorKind::kRuntime;
 }
 
-// torch lists every backend that has the operator: two screens that do not help a user of this one.
+// torch lists every backend that has the operator: two screens that do not help a Shoal user.
 std::string withoutDispatchTable(std::string text) {
   const auto end = text.find(" This could be because");
   if (text.rfind("Could not run '", 0) == 0 && end != std::string::npos) {

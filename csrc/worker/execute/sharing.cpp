@@ -1,8 +1,8 @@
-// The executor's messages about memory that several sessions have.
+// The executor's messages about memory that several sessions share.
 #include "base/byte_units.h"
 #include "wire/limits.h"
 #include "worker/execute/executor.h"
-#include "worker/execute/failure.h"
+#include "worker/failure/failure.h"
 
 namespace shoal::worker {
 
@@ -30,7 +30,7 @@ Executor::Sharing Executor::readSharing(Reader& reader, bool owner) {
 
 std::shared_ptr<SharedBlock> Executor::takeShared(const Sharing& sharing) {
   SharedFds fds = shared_->take(sharing.number);
-  // It cannot be swapped out, so all of it together must fit the device.
+  // Shared memory cannot leave the device, so all of it together must fit.
   TORCH_CHECK_WITH(
       OutOfMemoryError,
       sharing.bytes <= memory_bytes_ && segments_.sharedBytes() <= memory_bytes_ - sharing.bytes,
@@ -58,7 +58,7 @@ void Executor::share(Reader& reader) {
 void Executor::open(Reader& reader) {
   const Sharing sharing = readSharing(reader, /*owner=*/false);
   try {
-    const uint64_t limit = memory_bytes_ + (pager_ != nullptr ? pager_->spillBytes() : 0);
+    const uint64_t limit = memory_bytes_ + segments_.swapBytes();
     TORCH_CHECK_WITH(
         OutOfMemoryError, sharing.bytes <= limit && segments_.boundBytes() <= limit - sharing.bytes,
         "the lease is out of memory. Tried to open ", memory::readable(sharing.bytes), "; ",
