@@ -4,11 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Tests that run side by side; 0: one after the other.
 JOBS ?= auto
-CORE_SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') CMakeLists.txt
-CPP_FILES := $(filter %.cpp %.h,$(CORE_SOURCES)) $(wildcard fuzz/*.cpp)
+CORE_SOURCES := $(shell find csrc -path csrc/tests -prune -o -name '*.cpp' -print -o -name '*.h' -print) CMakeLists.txt
+CPP_FILES := $(filter %.cpp %.h,$(CORE_SOURCES)) $(wildcard csrc/tests/*.cpp fuzz/*.cpp)
 
-.PHONY: setup build demo test test-all test-ci test-ecosystem test-pytorch conformance bench fuzz sanitize \
-  lint format clean
+.PHONY: setup build demo test test-all test-core test-ci test-ecosystem test-pytorch conformance bench \
+  fuzz sanitize lint format clean
 
 setup: $(VENV)/.built
 build: $(VENV)/.built
@@ -29,11 +29,25 @@ $(VENV)/.built: $(VENV)/.tools $(CORE_SOURCES)
 demo: setup
 	$(BIN)/python examples/demo.py
 
-test: setup
+test: test-core
 	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --maxprocesses 4
 
-test-all: setup
+test-all: test-core
 	$(BIN)/python -m pytest
+
+# Builds the C++ unit tests in build directory $(1) and runs them. Without their one header it skips
+# them, except in CI.
+define run_core_tests
+	@if echo '#include <doctest/doctest.h>' | $(CXX) -x c++ -E - > /dev/null 2>&1; then \
+	  $(BIN)/cmake $(1) > /dev/null && $(BIN)/cmake --build $(1) --target core_tests && $(1)/core_tests; \
+	else \
+	  echo "C++ unit tests skipped: doctest/doctest.h is missing. Install doctest-dev."; \
+	  test -z "$$SHOAL_CI"; \
+	fi
+endef
+
+test-core: setup
+	$(call run_core_tests,build/Release)
 
 # What CI runs beside `make test`: a minute of fuzzing.
 test-ci: setup
@@ -80,11 +94,12 @@ fuzz: setup
 	$(BIN)/cmake --build build/fuzz --target executor_fuzz
 	ASAN_OPTIONS=detect_leaks=0 build/fuzz/executor_fuzz build/fuzz/corpus $(or $(SECONDS),600)
 
-# The device tests against a core that is built with AddressSanitizer and UBSan.
+# The C++ unit tests and the device tests with AddressSanitizer and UBSan in the core.
 sanitize: setup
 	$(BIN)/cmake -S . -B build/asan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSHOAL_SANITIZE=ON \
 	  -DPython_EXECUTABLE=$(abspath $(BIN)/python) > /dev/null
 	$(BIN)/cmake --build build/asan --target _core
+	$(call run_core_tests,build/asan)
 	$(BIN)/python tests/sanitized.py build/asan
 
 lint: setup

@@ -23,17 +23,17 @@ class BlockAllocator {
 
   explicit BlockAllocator(size_t capacity);
 
-  // The offset of a block of at least `bytes`, or nothing if none is free.
+  // Returns the offset of a block of at least `bytes`, or nothing if none is free.
   std::optional<size_t> allocate(size_t bytes);
   void release(size_t offset);
-  // Bytes of the block at `offset` (at least what was asked for).
+  // Bytes of the block at `offset`: at least as many as were requested.
   size_t blockBytes(size_t offset) const;
 
   size_t capacity() const { return capacity_; }
-  size_t usedBytes() const { return used_; }        // in blocks that are handed out
-  size_t highWater() const { return high_water_; }  // end of the highest block ever handed out
+  size_t usedBytes() const { return used_; }        // in allocated blocks
+  size_t highWater() const { return high_water_; }  // end of the highest block so far
   size_t largestFree() const;
-  // Free ranges of whole slabs and large blocks, to be given back to the system.
+  // Free (offset, bytes) outside of slabs. The owner may give them back to the system.
   std::vector<std::pair<size_t, size_t>> freeRanges() const;
 
  private:

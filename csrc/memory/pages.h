@@ -16,9 +16,8 @@ inline size_t systemPageBytes() {
   return static_cast<size_t>(sysconf(_SC_PAGESIZE));
 }
 
-// The pages that lie wholly in a range. madvise() refuses one that starts inside a page, and takes
-// what follows a range that ends inside one: where pages are larger than a block, that is
-// another's.
+// The pages that lie wholly in a range. madvise() rejects a range that starts inside a page, and
+// extends one that ends inside a page: if pages are larger than blocks, into a neighbor's block.
 constexpr PageRange pagesWithin(size_t offset, size_t bytes, size_t page_bytes) {
   const size_t first = (offset + page_bytes - 1) / page_bytes * page_bytes;
   const size_t end = (offset + bytes) / page_bytes * page_bytes;

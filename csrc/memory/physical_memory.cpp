@@ -29,7 +29,7 @@ void SharedFrames::copyOut(std::byte* to, uint64_t offset, uint64_t bytes) const
 
 HostFrames::HostFrames(uint64_t bytes) : PhysicalMemory(bytes) {
   if (bytes == 0) return;
-  // NORESERVE: only what is touched costs memory.
+  // NORESERVE: only touched pages cost memory.
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (data == MAP_FAILED) fail(errno, "no addresses for " + std::to_string(bytes) + " bytes");
@@ -62,7 +62,7 @@ void DiskFrames::map(uint64_t offset, uint64_t bytes) {
   if (file_ < 0) file_ = open(directory_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
   if (file_ < 0) fail(errno, directory_ + " cannot be written");
   if (fallocate(file_, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0) return;
-  // A file system that cannot promise says so when it is written to.
+  // A file system without fallocate() fails when it is written to.
   if (errno != EOPNOTSUPP && errno != ENOSYS) fail(errno, "writing to " + directory_ + " failed");
 }
 

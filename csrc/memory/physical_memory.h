@@ -1,12 +1,12 @@
-// Memory of one kind behind a range of offsets: a device's, host memory, disk. Everything that gets
-// memory for segments, moves them or gives memory back does so through this.
+// Memory of one kind behind a range of offsets: a device's, host memory or disk. All code that gets
+// memory for segments, moves them or gives memory back uses this.
 //
 //   reserve   the constructor: offsets [0, bytes), and nothing behind them yet
 //   map       puts memory behind a range, before it is used
-//   unmap     gives back what it has in whole pages; mapped again, they hold none of the old bytes
+//   unmap     gives whole pages back; their bytes are lost
 //   copy      `copyIn`, `copyOut`: from and to bytes that have an address in this process
 //
-// Who owns which range is its user's business (see block_allocator.h).
+// Its user decides who owns which range (see block_allocator.h).
 #pragma once
 
 #include <cstddef>
@@ -23,12 +23,12 @@ class PhysicalMemory {
   PhysicalMemory(const PhysicalMemory&) = delete;
 
   uint64_t bytes() const { return bytes_; }
-  // Both throw std::system_error where the system refuses.
+  // Both throw std::system_error if the system refuses.
   virtual void map(uint64_t offset, uint64_t bytes) = 0;
   virtual void unmap(uint64_t offset, uint64_t bytes) = 0;
   // Where offset 0 is in this process, or null if its bytes have no address here.
   virtual std::byte* data() const { return nullptr; }
-  // From and to bytes that have an address. Any thread. Throws std::system_error.
+  // Copy from and to bytes that have an address. Any thread. Both throw std::system_error.
   virtual void copyIn(uint64_t offset, const std::byte* from, uint64_t bytes) const = 0;
   virtual void copyOut(std::byte* to, uint64_t offset, uint64_t bytes) const = 0;
 
@@ -71,8 +71,8 @@ class HostFrames final : public PhysicalMemory {
   std::byte* data_ = nullptr;
 };
 
-// A file without a name: nothing is left of it however the process ends. It is opened by the first
-// `map`, which takes the disk's promise: what is written later finds its place.
+// A file without a name, so that nothing is left of it however the process ends. The first `map`
+// opens it. `map` reserves disk space with fallocate().
 class DiskFrames final : public PhysicalMemory {
  public:
   DiskFrames(uint64_t bytes, std::string directory)

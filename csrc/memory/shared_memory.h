@@ -1,5 +1,5 @@
-// A sealed memfd and its mapping. The worker makes it and the client maps the same pages; the seals
-// keep either side from shrinking it under the other (which would be a SIGBUS).
+// A sealed memfd and its mapping. The worker makes it and the client maps the same pages. The seals
+// keep either side from shrinking it, which would be a SIGBUS in the other.
 #pragma once
 
 #include <cstddef>
@@ -26,16 +26,16 @@ class SharedMemory {
     auto* q = static_cast<const std::byte*>(p);
     return q >= data_ && q < data_ + bytes_;
   }
-  // Others that have the region can tell from now on whether this process lives. The claim is a
-  // lock of the process on the file, so the kernel drops it when the process ends, however that
-  // happens, and no later process with its number has it. It lasts while this process closes no
-  // descriptor of the region.
+  // From now on other processes with the region can check whether this one lives. The claim is a
+  // lock of the process on the file: the kernel drops it whenever the process ends, and a later
+  // process with the same number does not have it. This process must not close any descriptor of
+  // the region.
   void claim() const;
   // Whether another process has claimed the region and lives.
   bool isClaimed() const;
   // Makes the pages of [offset, offset + bytes) present: a first touch costs ten times a copy.
   void populate(size_t offset, size_t bytes) const;
-  // Gives whole pages of the range back to the system; they read as zero afterwards.
+  // Gives whole pages of the range back to the system. They read as zero afterwards.
   void discard(size_t offset, size_t bytes) const;
 
  private:

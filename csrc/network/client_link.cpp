@@ -26,13 +26,13 @@ namespace {
 
 constexpr size_t kBatchBytes = 128 * 1024;
 constexpr int64_t kSpinUs = 30;
-// While the worker has this many messages before it, the next ones are sent together.
+// While the worker has this many messages queued, the link sends the next ones together.
 constexpr uint64_t kAheadMessages = 24;
 constexpr int64_t kGatherNs = 60000;
 constexpr int kSilenceMs = transport::kHeartbeatLostMs;
 constexpr size_t kCopyWords = 4;
 
-// Descriptors that are closed unless somebody takes them.
+// Closes descriptors unless somebody takes them.
 class Descriptors {
  public:
   explicit Descriptors(std::vector<int> fds) : fds_(std::move(fds)) {}
@@ -77,7 +77,7 @@ struct ClientLink::State {
   int running = 0;      // threads
   std::string failure;  // why it ended
   ConnectionLost::Cause cause = ConnectionLost::Cause::kOther;
-  // Where the bytes of messages that were sent have to go, in their order.
+  // Where the bytes of sent messages go, in their order.
   struct Expected {
     std::byte* to;
     uint64_t bytes;
@@ -85,7 +85,7 @@ struct ClientLink::State {
   };
   std::deque<Expected> expected;
   uint64_t expected_first = 0;  // number of the first of them
-  uint64_t announced = 0;       // of them all: the worker said that their bytes come
+  uint64_t announced = 0;       // of these, the worker announced the bytes of so many
 
   bool overlaps(const std::byte* from, uint64_t bytes) const {
     return std::any_of(expected.begin(), expected.end(), [&](const Expected& e) {
@@ -135,7 +135,7 @@ struct ClientLink::State {
 
   // --- up
 
-  // Bytes that are still to come from the worker into [from, + bytes) come first.
+  // Waits for bytes that the worker still sends into [from, + bytes).
   void awaitArrival(const std::byte* from, uint64_t bytes) {
     std::unique_lock held(mutex);
     changed.wait(held, [&] { return stopped || !overlaps(from, bytes); });
@@ -147,7 +147,7 @@ struct ClientLink::State {
     return overlaps(from, bytes);
   }
 
-  // What is to be sent next; the sender's alone.
+  // The next bytes to send; only the sender uses it.
   std::vector<uint64_t> batch;
   bool unflushed = false;
 
@@ -207,7 +207,7 @@ struct ClientLink::State {
       const uint64_t ticket = leaving.expect();
       Lane::Piece piece{data, bytes, [this, ticket] { leaving.arrived(ticket); }};
       if (!up_lanes[lane - 1]->tryPush(piece)) {
-        push(/*flush=*/true);  // a worker that does not know of pieces does not take them
+        push(/*flush=*/true);  // a worker takes chunks only after it has the message
         up_lanes[lane - 1]->push(std::move(piece));
       }
     } else {
@@ -217,8 +217,8 @@ struct ClientLink::State {
     leaving.thenLatest([this, sequence] { sent.store(sequence, std::memory_order_release); });
   }
 
-  // A worker that is behind loses nothing if the next messages come together, and both sides save
-  // a system call for each.
+  // A worker that is behind loses nothing if the next messages arrive together, and both sides save
+  // system calls.
   void gather(uint64_t sequence) {
     if (sequence < progress->completed.load(std::memory_order_relaxed) + kAheadMessages) return;
     const timespec pause{0, kGatherNs};
@@ -275,7 +275,7 @@ struct ClientLink::State {
     producer->commit(bytes);
   }
 
-  // The worker says how many bytes; where they go, only we know.
+  // The worker says how many bytes come. Only this side knows where they go.
   void receiveData(Reader& reader, uint64_t bytes, uint64_t lane) {
     Expected next{};
     const uint64_t number = announced++;
@@ -334,7 +334,7 @@ ClientLink::ClientLink(ClientLinkOptions options) : state_(std::make_shared<Stat
 
   const int64_t deadline = transport::nowNs() + kGreetingMs * 1000000;
   const Tls tls(options.identity);
-  // At the same time: each costs round trips.
+  // All at the same time: each handshake costs round trips.
   const auto open = [&](Descriptors& fds, Purpose purpose) {
     std::vector<std::future<std::unique_ptr<Connection>>> opening;
     for (size_t lane = 0; lane < fds.count(); ++lane) {
@@ -393,7 +393,7 @@ bool ClientLink::awaitSent(uint64_t sequence, int64_t timeout_ms) {
     if (transport::nowNs() > end) return false;
     nanosleep(&pause, nullptr);
   }
-  if (s.stopped) stop();  // it may have stopped in the middle of our memory
+  if (s.stopped) stop();  // a lane may have stopped in the middle of a copy
   return true;
 }
 
@@ -419,7 +419,7 @@ void ClientLink::stop() noexcept {
 void ClientLink::abandon() noexcept {
   State& s = *state_;
   s.stopped = true;
-  s.abandoned = true;  // the lock may be held for ever by a thread that the child does not have
+  s.abandoned = true;  // a thread that the child does not have may hold the lock
   if (s.up != nullptr) s.up->abandon();
   if (s.down != nullptr) s.down->abandon();
   for (const Lanes* lanes : {&s.up_lanes, &s.down_lanes}) {

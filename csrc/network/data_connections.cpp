@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kGreetingsMax = 16;  // connections that have not yet shown the secret
 
-// The next descriptor from the device server; -1 when that is gone.
+// Receives the next descriptor from the device server; -1 if the server is gone.
 int receiveDescriptor(int channel, Passed& passed) {
   while (true) {
     iovec data{&passed, sizeof passed};
@@ -40,7 +40,7 @@ int receiveDescriptor(int channel, Passed& passed) {
   }
 }
 
-// In a time that says nothing about where they differ.
+// Compares in constant time, so that the time does not show where they differ.
 bool same(const std::array<unsigned char, 32>& a, const std::array<unsigned char, 32>& b) {
   unsigned char difference = 0;
   for (size_t i = 0; i < a.size(); ++i) difference |= a[i] ^ b[i];
@@ -57,14 +57,14 @@ struct Arrivals::State {
   std::atomic<int> greetings{0};
   std::mutex mutex;
   std::condition_variable came;
-  // By lane; a purpose has its connections together when none is missing.
+  // By lane. A purpose is complete when none of its connections is missing.
   struct Bundle {
     std::vector<std::unique_ptr<Connection>> connections;
     size_t came = 0;
   };
   std::map<Purpose, Bundle> of_client;
 
-  // Where a connection of the client belongs. Each place is given once.
+  // Where a connection of the client belongs. Each is taken once.
   std::unique_ptr<Connection>& placeOf(const Greeting& greeting) {
     const uint32_t lane = greeting.member & 0xffff, lanes = greeting.member >> 16;
     if (lanes > kLanesMax || lane > lanes) throw ConnectionLost("there is no such lane");

@@ -1,5 +1,5 @@
-// Data connections that come to a worker. Its device server's door passes on those whose first,
-// plain bytes name this session; here they show a certificate of the pool and the session's secret.
+// Data connections that arrive at a worker. Its device server passes on those whose first, plain
+// bytes name this session. Here they show a certificate of the pool and the session's secret.
 #pragma once
 
 #include <array>
@@ -20,7 +20,7 @@ struct ArrivalsOptions {
   int channel = -1;  // from the device server: descriptors, see Passed
   Identity identity;
   std::array<unsigned char, 32> secret;
-  std::string client;  // whose session it is, as its certificate says
+  std::string client;  // the owner of the session, as its certificate says
 };
 
 // What the device server passes with each descriptor.
@@ -34,7 +34,7 @@ static_assert(sizeof(Passed) == 16);
 class Arrivals {
  public:
   using TakePeer = std::function<void(std::unique_ptr<Connection>, const Greeting&)>;
-  // The number of a reader of this session and its memory, which it then owns.
+  // Gets the number of a data reader of this session, and its memory, which the callee owns.
   using TakeMemory = std::function<void(uint64_t, int)>;
   explicit Arrivals(ArrivalsOptions options);
   ~Arrivals();
@@ -44,7 +44,7 @@ class Arrivals {
   // Opens the channel. `take_peer` gets the connections of other workers, each in its own thread.
   void start(TakePeer take_peer, TakeMemory take_memory);
   // The client's connections for `purpose`: the stream, then its lanes. Throws ConnectionLost if
-  // they do not come in time.
+  // they do not arrive in time.
   std::vector<std::unique_ptr<Connection>> await(Purpose purpose, int64_t deadline_ns);
 
  private:

@@ -1,4 +1,4 @@
-// What happens in the order of a stream, though some of its bytes come, or leave, by other ways.
+// Keeps the order of a stream although some of its bytes arrive, or leave, on other connections.
 #pragma once
 
 #include <condition_variable>
@@ -13,14 +13,14 @@
 
 namespace shoal::network {
 
-// One thread calls expect(), quiet(), then() and thenLatest(), which is the stream; any thread
-// calls arrived().
+// One thread, the stream's, calls expect(), quiet(), then() and thenLatest(). Any thread calls
+// arrived().
 class Order {
  public:
-  // `held_bytes_max` bounds what waits; more makes the stream wait.
+  // If steps hold more than `held_bytes_max`, the stream waits.
   explicit Order(size_t held_bytes_max) : held_bytes_max_(held_bytes_max) {}
 
-  // From here on everything waits for arrived() with the ticket that this returns.
+  // All later steps wait for arrived() with the ticket that this returns.
   uint64_t expect() {
     const std::lock_guard held(mutex_);
     entries_.push_back({Kind::kExpected, 0, nullptr});
@@ -41,21 +41,21 @@ class Order {
     changed_.notify_all();
   }
 
-  // Nothing is waited for: a step may be taken without then().
+  // Whether no step waits: then the caller may take a step without then().
   bool quiet() const {
     const std::lock_guard held(mutex_);
     return entries_.empty();
   }
 
-  // Takes `step` when all that is expected has arrived: now, or in the thread that brings the last
-  // of it, before any later step. `bytes` is the memory that it holds until then, beside itself.
+  // Runs `step` when all that is expected has arrived: now, or in the thread that calls arrived()
+  // last, before any later step. Until then it holds `bytes` of memory beside itself.
   void then(size_t bytes, std::function<void()> step) { add(Kind::kStep, bytes, std::move(step)); }
 
-  // The same for steps of which the latest says all that those before it said: only that is kept.
-  // So a slow piece does not make the stream, and with it the heartbeat, wait.
+  // The same for a step that replaces the one before it. So a slow chunk does not make the stream,
+  // and with it the heartbeat, wait.
   void thenLatest(std::function<void()> step) { add(Kind::kLatest, 0, std::move(step)); }
 
-  // Who waits in then() gives up.
+  // A thread that waits in then() throws ConnectionLost.
   void stop() noexcept {
     {
       const std::lock_guard held(mutex_);
@@ -71,8 +71,8 @@ class Order {
     size_t bytes;
     std::function<void()> step;
   };
-  // A step that holds nothing is an entry still, with what it captures. If that did not count, who
-  // lets us wait for a piece could make us hold small frames without end.
+  // A step without bytes still costs its entry. If that did not count, a peer that holds back one
+  // chunk could make us keep small frames without end.
   static constexpr size_t kStepBytes = 2 * sizeof(Entry);
 
   void add(Kind kind, size_t bytes, std::function<void()> step) {

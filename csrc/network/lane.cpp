@@ -7,7 +7,7 @@
 namespace shoal::network {
 namespace {
 
-constexpr size_t kSendingMax = 4;  // pieces of a lane that sends, the present one included
+constexpr size_t kSendingMax = 4;  // chunks of a lane that sends, the present one included
 
 }  // namespace
 

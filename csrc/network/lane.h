@@ -1,6 +1,6 @@
-// Connections that carry pieces of transfers beside a session's op stream, in one direction, so
-// that encryption runs on several cores. The stream says which piece goes by which lane; a lane
-// carries its pieces in that order, and nothing else.
+// Connections that carry chunks of transfers beside a session's op stream, in one direction, so
+// that encryption runs on several cores. The stream says which lane carries which chunk. A lane
+// carries its chunks in that order, and nothing else.
 #pragma once
 
 #include <condition_variable>
@@ -21,22 +21,23 @@ class Lane {
   struct Piece {
     std::byte* data;
     uint64_t bytes;
-    std::function<void()> done;  // it has left (the memory may change), or is there
+    std::function<void()> done;  // it has left, so its memory may change, or has arrived
   };
   enum class Direction { kSend, kReceive };
 
   Lane(std::unique_ptr<Connection> connection, Direction direction)
       : connection_(std::move(connection)), direction_(direction) {
-    connection_->setSpin(0);  // it is all about bytes a second: a core that spins encrypts nothing
+    connection_->setSpin(0);  // a core that spins encrypts nothing
   }
 
-  // Few pieces wait for a lane that sends; one that receives has as many as the stream announced.
+  // Few chunks wait for a lane that sends. A lane that receives has as many as the stream
+  // announced.
   bool tryPush(Piece& piece);
   // Waits for room. Throws ConnectionLost if the lane is stopped.
   void push(Piece piece);
   size_t queued() const;
 
-  // The lane's thread: carries pieces until stop(). Throws ConnectionLost.
+  // Carries chunks until stop(), in the lane's thread. Throws ConnectionLost.
   void run();
   void stop() noexcept;
   Connection& connection() { return *connection_; }
@@ -55,8 +56,7 @@ class Lane {
 
 using Lanes = std::vector<std::unique_ptr<Lane>>;
 
-// The number, from 1, of the lane with the least to do; 0 if a piece of `bytes` is better sent with
-// the stream.
+// The number, from 1, of the lane with the least to do; 0 if the stream should carry the `bytes`.
 uint32_t chooseLane(const Lanes& lanes, uint64_t bytes);
 
 }  // namespace shoal::network

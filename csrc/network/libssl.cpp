@@ -80,7 +80,7 @@ LibSsl load() {
 }  // namespace
 
 const LibSsl& LibSsl::get() {
-  static const LibSsl library = load();  // a load that threw is tried again at the next call
+  static const LibSsl library = load();  // after an exception the next call tries again
   return library;
 }
 

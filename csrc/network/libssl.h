@@ -8,7 +8,7 @@
 namespace shoal::network {
 
 struct LibSsl {
-  // Loads the library at first use; throws ConnectionLost where there is none.
+  // Loads the library at first use. Throws ConnectionLost if there is none.
   static const LibSsl& get();
 
   const void* (*TLS_method)();

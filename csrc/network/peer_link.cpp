@@ -21,8 +21,8 @@ namespace {
 
 constexpr char kMagic[] = "SHOALDAT";
 constexpr int kSilenceMs = transport::kHeartbeatLostMs;
-constexpr int64_t kTellNs = 20000000;  // between two looks whether there is something to tell
-constexpr int64_t kSpinUs = 30;  // requests come ahead: what they wait for is seldom just done
+constexpr int64_t kTellNs = 20000000;  // between two checks whether there is progress to report
+constexpr int64_t kSpinUs = 30;        // requests come ahead, so what they need is seldom just done
 
 bool connectBy(int fd, const addrinfo& address, int64_t deadline_ns) {
   if (::connect(fd, address.ai_addr, address.ai_addrlen) == 0) return true;
@@ -167,9 +167,9 @@ bool PeerReader::read(const ReadRequest& request, const Piece& piece) {
   return answer->there;
 }
 
-// A read that was broken off leaves its answer in the connection, where the next one would take it
-// for its own: there is no next one. And a peer that was silent for seconds is not waited for
-// twice.
+// An interrupted read leaves its answer in the connection, where the next read would take it for
+// its own, so there is no next read. It also does not wait twice for a peer that was silent for
+// seconds.
 bool PeerReader::readNow(const ReadRequest& request, const Piece& piece) {
   setLost("a read from it was broken off");
   try {
@@ -194,7 +194,7 @@ bool PeerReader::readNow(const ReadRequest& request, const Piece& piece) {
 
 bool PeerReader::ask(const ReadRequest& request) {
   const std::lock_guard held(mutex_);
-  if (!lost_.empty()) return true;  // who reads is told
+  if (!lost_.empty()) return true;  // read() reports it
   if (request.bytes > kAheadBytesMax - asked_bytes_) return false;
   asked_.push_back(std::make_shared<Answer>(Answer{request}));
   coming_.push_back(asked_.back());
@@ -243,7 +243,7 @@ void PeerReader::run() {
   }
 }
 
-// The requests that the peer does not know of yet; those that nobody wants any more it never will.
+// Sends the requests that the peer does not have yet, without those that nobody wants any more.
 std::vector<ReadRequest> PeerReader::toSend() {
   std::erase_if(coming_, [](const auto& answer) { return !answer->sent && !answer->wanted; });
   std::vector<ReadRequest> unsent;
@@ -262,7 +262,7 @@ void PeerReader::take(Answer& answer, const std::vector<ReadRequest>& unsent) {
   });
 }
 
-// A step asks for what the one before it has asked for: a spare block fits, or nearly.
+// A training step asks for the sizes that the step before it asked for: a spare block fits.
 PeerReader::Block PeerReader::blockOf(uint64_t bytes) {
   {
     const std::lock_guard held(mutex_);
@@ -286,7 +286,7 @@ void PeerReader::giveBack(Block block) {
   if (block.data == nullptr) return;
   spare_bytes_ += block.bytes;
   spare_.push_back(std::move(block));
-  while (spare_bytes_ > kAheadBytesMax) {  // the oldest are those of sizes that do not come again
+  while (spare_bytes_ > kAheadBytesMax) {  // the oldest have sizes that do not come again
     spare_bytes_ -= spare_.front().bytes;
     spare_.erase(spare_.begin());
   }
@@ -303,7 +303,7 @@ class ReadServer {
     const uint32_t slot = wire::slotOf(request.base);
     if (slot >= wire::kSlotsMax) throw ConnectionLost("it asked for an address that cannot be");
     await(request.written);
-    // As in Peers::read: until the export the slot's word speaks of the segment that is meant.
+    // As in Peers::read: until the export, the slot's word is about the requested segment.
     const uint64_t word = own_.places->word(slot);
     if (!isPast(request.exported) && send(word, request)) {
       std::atomic_thread_fence(std::memory_order_acquire);
@@ -318,7 +318,7 @@ class ReadServer {
     return own_.progress->completed.load(std::memory_order_acquire) >= sequence;
   }
 
-  // Says from time to time that we are alive, and only behind with our work.
+  // Sends a sign of life from time to time while this worker is not far enough.
   void await(uint64_t sequence) {
     int64_t spin_us = kSpinUs;
     while (!transport::awaitCompleted(*own_.progress, sequence, spin_us, transport::kHeartbeatMs)) {
@@ -362,7 +362,7 @@ void serveReads(Connection& connection, const OwnMemory& own, transport::Progres
     ReadRequest request;
     reader.read(&request, sizeof request);
     server.answer(request);
-    // Our memory has been read: for us the reader is past its message.
+    // The reader has read this worker's memory, so it counts as past its message.
     raise(seen.completed, request.reading);
     transport::ringBell(seen);
   }

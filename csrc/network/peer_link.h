@@ -1,9 +1,9 @@
-// Copies between workers of one lease on different machines. The reader connects to the other's
-// door, as the client does, and asks; the other answers straight from its memory, when it has got
-// so far. No message to its executor. A reader that knows what it will read asks ahead, and
-// computes while that comes.
+// Copies between workers of one lease on different machines. The reader connects to the peer's
+// device server, as the client does, and asks. The peer answers from its memory once it is far
+// enough; its executor gets no message. A reader that knows what it will read asks ahead, and
+// computes meanwhile.
 //
-// A second connection tells the other how far the reader is: it keeps what it exported until then.
+// A second connection reports how far the reader is: the peer keeps exported segments until then.
 #pragma once
 
 #include <array>
@@ -26,7 +26,7 @@
 
 namespace shoal::network {
 
-// Where a worker's device server listens, and what its worker wants to see.
+// Where a worker's device server listens, and the credentials that the worker checks.
 struct PeerEndpoint {
   std::string host;
   uint16_t port = 0;
@@ -35,13 +35,13 @@ struct PeerEndpoint {
   std::array<unsigned char, 32> secret;
 };
 
-// A new connection to a peer, on which `purpose` is agreed. `member` is who we are in the lease.
+// Connects to a peer for `purpose`. `member` is this device's index in the lease.
 std::unique_ptr<Connection> openPeer(const Tls& tls, const PeerEndpoint& peer, Purpose purpose,
                                      uint32_t member);
 
 class PeerReader {
  public:
-  // What was asked for and not read yet, at most.
+  // Bytes that are asked for and not read yet, at most.
   static constexpr uint64_t kAheadBytesMax = uint64_t{64} << 20;
 
   PeerReader(const Tls& tls, PeerEndpoint peer, uint32_t member)
@@ -49,21 +49,21 @@ class PeerReader {
   ~PeerReader();
   PeerReader(const PeerReader&) = delete;
 
-  // Asks for what read() will want later: in the order of the reads, and not before one that is
-  // still to come and was not asked for. Answers come in this order, and the peer takes an answer
-  // for the reader's progress. False, with nothing done, if there is no room for it now.
+  // Asks for bytes that read() will want later, in the order of the reads. No earlier read may be
+  // left that was not asked for: answers come in this order, and the peer takes an answer for the
+  // reader's progress. Returns false, and does nothing, if there is no room for it now.
   bool ask(const ReadRequest& request);
-  // What messages up to `reading` have asked for is read no more.
+  // Drops what messages up to `reading` asked for.
   void forget(uint64_t reading);
-  // [at, + bytes) of the range that was asked for. The same range may come twice: the last counts.
+  // [at, + bytes) of the requested range. The same range may come twice: the last one counts.
   using Piece = std::function<void(const std::byte* from, uint64_t at, uint64_t bytes)>;
-  // False if the peer has no such segment. Throws ConnectionLost, and after it always.
+  // Returns false if the peer has no such segment. Once it throws ConnectionLost, it always does.
   bool read(const ReadRequest& request, const Piece& piece);
-  // Bytes that were there when they were read.
+  // Bytes that had arrived before they were read.
   uint64_t aheadBytes() const { return ahead_bytes_; }
 
  private:
-  // Memory for an answer. It is used again: the first touch of new pages costs more than a copy.
+  // Memory for an answer. Answers reuse it: the first touch of new pages costs more than a copy.
   struct Block {
     std::unique_ptr<std::byte[]> data;
     uint64_t bytes = 0;
@@ -75,10 +75,10 @@ class PeerReader {
   };
   using Answers = std::deque<std::shared_ptr<Answer>>;
 
-  // --- of whoever uses the connection: the thread while anything is to come, else who reads
+  // --- used by the thread that owns the connection: run() while answers are due, else the reader
   void connect();
   void send(const ReadRequest& request);
-  using Take = std::function<void(Reader& reader)>;  // reads the bytes that were asked for
+  using Take = std::function<void(Reader& reader)>;  // reads the bytes of an answer
   bool receive(const ReadRequest& request, const Take& take);
 
   void run();  // the thread
@@ -96,25 +96,25 @@ class PeerReader {
   std::unique_ptr<Connection> connection_;  // made at first use
   std::unique_ptr<Reader> reader_;          // of it
   std::vector<std::byte> buffer_;
-  uint64_t ahead_bytes_ = 0;  // of who reads
+  uint64_t ahead_bytes_ = 0;  // only the reader uses it
 
-  std::mutex mutex_;  // of all that follows
+  std::mutex mutex_;  // guards all that follows
   std::condition_variable changed_;
   Answers asked_;   // for read()
-  Answers coming_;  // which the thread asks for and receives
+  Answers coming_;  // that run() asks for and receives
   uint64_t asked_bytes_ = 0;
   std::vector<Block> spare_;  // at most kAheadBytesMax
   uint64_t spare_bytes_ = 0;
   bool ending_ = false;
-  std::string lost_;    // why there is no connection any more
-  std::thread thread_;  // made when something is asked for ahead
+  std::string lost_;    // why the connection is lost
+  std::thread thread_;  // started by the first ask()
 };
 
-// What a worker has to show: how far it is, and where its segments are.
+// What a worker shows its peers: how far it is, and where its segments are.
 struct OwnMemory {
   transport::Progress* progress;
   const transport::Places* places;
-  const memory::SharedMemory* arena;  // null: the device's memory is not ours to read
+  const memory::SharedMemory* arena;  // null: the device's memory cannot be read here
   const memory::SharedMemory* host;
 };
 
@@ -123,7 +123,7 @@ struct OwnMemory {
 void serveReads(Connection& connection, const OwnMemory& own, transport::Progress& seen);
 void followProgress(Connection& connection, transport::Progress& seen);
 
-// Tells a peer how far we are, until it is gone; in a thread of its own.
+// Reports this worker's progress to a peer until the peer is gone. Needs a thread of its own.
 void tellProgress(const Tls& tls, const PeerEndpoint& peer, uint32_t member,
                   const transport::Progress& own);
 

@@ -1,5 +1,5 @@
-// Places for pieces on their way, in a ring: taken in order, given back in order. Pure arithmetic;
-// whoever uses it has the memory, and the lock.
+// Ranges for chunks on their way, in a ring: taken and released in order. Pure arithmetic; its user
+// has the memory and the lock.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,13 @@ class Staging {
   // Offsets are in [first, first + capacity).
   Staging(uint64_t first, uint64_t capacity) : first_(first), capacity_(capacity) {}
 
-  // A contiguous range of `bytes` (at most the capacity), held until release(ticket) with a ticket
-  // that is not smaller; nothing if it has to be waited for. Tickets do not fall.
+  // Takes a contiguous range of `bytes`, until release() of this or a larger ticket. Returns its
+  // offset, or nothing if it does not fit now. Tickets do not fall.
   std::optional<uint64_t> take(uint64_t bytes, uint64_t ticket) {
     bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
     if (bytes > capacity_) return std::nullopt;
     const uint64_t at = tail_ % capacity_;
-    // A range does not wrap: the rest of the ring goes with it.
+    // A range does not wrap: it takes the rest of the ring with it.
     const uint64_t start = bytes <= capacity_ - at ? tail_ : tail_ + (capacity_ - at);
     if (start + bytes > head_ + capacity_) return std::nullopt;
     tail_ = start + bytes;

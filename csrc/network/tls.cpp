@@ -21,9 +21,9 @@ namespace {
 constexpr int kReadBufferBytes = 256 * 1024;
 constexpr long kWriteBufferBytes = 256 * 1024;
 constexpr size_t kChunkBytes = size_t{1} << 20;  // of one SSL_write
-// A key of AES-GCM is good for some 2^24 records; we take a new one long before.
+// A key of AES-GCM is safe for about 2^24 records. The connection changes it long before.
 constexpr uint64_t kBytesPerKey = uint64_t{32} << 30;
-// A connection that nothing comes on is asked after a second; four unanswered questions end it.
+// TCP probes a silent connection after a second. Four unanswered probes end it.
 constexpr int kKeepIdleS = 1, kKeepIntervalS = 1, kKeepCount = 4;
 
 std::string errorText(const char* what) {
@@ -67,7 +67,7 @@ Scoped readCertificate(const std::string& pem) {
 }
 
 void set(int fd, int level, int option, int value) {
-  setsockopt(fd, level, option, &value, sizeof value);  // all of them are wishes
+  setsockopt(fd, level, option, &value, sizeof value);  // best effort: errors are ignored
 }
 
 }  // namespace
@@ -90,19 +90,20 @@ Tls::Tls(const Identity& identity) {
   require(s.SSL_CTX_set_num_tickets(context_, 0) == 1, "tickets cannot be turned off");
   const Scoped certificate = readCertificate(identity.certificate);
   require(s.SSL_CTX_use_certificate(context_, certificate.object) == 1,
-          "the certificate is no good");
+          "OpenSSL rejected the certificate. Run: shoal join CODE@HOST");
   {
     const Scoped bio{s.BIO_new_mem_buf(identity.key.data(), static_cast<int>(identity.key.size())),
                      &dropBio};
     const Scoped key{s.PEM_read_bio_PrivateKey(bio.object, nullptr, nullptr, nullptr),
                      s.EVP_PKEY_free};
     require(key.object != nullptr, "the key of the identity cannot be read");
-    require(s.SSL_CTX_use_PrivateKey(context_, key.object) == 1, "the key is no good");
+    require(s.SSL_CTX_use_PrivateKey(context_, key.object) == 1,
+            "OpenSSL rejected the key. Run: shoal join CODE@HOST");
   }
-  require(s.SSL_CTX_check_private_key(context_) == 1, "key and certificate do not belong together");
+  require(s.SSL_CTX_check_private_key(context_) == 1, "the key does not match the certificate");
   const Scoped authority = readCertificate(identity.authority);
   require(s.X509_STORE_add_cert(s.SSL_CTX_get_cert_store(context_), authority.object) == 1,
-          "the authority is no good");
+          "OpenSSL rejected the pool's authority. Run: shoal join CODE@HOST");
   s.SSL_CTX_set_verify(context_, kVerifyPeer | kVerifyFailIfNone, nullptr);
   guard.object = nullptr;
 }
@@ -140,7 +141,7 @@ std::unique_ptr<Connection> Connection::connect(const Tls& tls, int fd,
                                                 int64_t deadline_ns) {
   std::unique_ptr<Connection> made(new Connection(tls, fd));
   const LibSsl& s = LibSsl::get();
-  require(s.SSL_set1_host(made->ssl_, server_name.c_str()) == 1, "the server's name is no name");
+  require(s.SSL_set1_host(made->ssl_, server_name.c_str()) == 1, "the server's name is not valid");
   s.SSL_set_connect_state(made->ssl_);
   made->handshake(deadline_ns);
   return made;
@@ -188,7 +189,7 @@ void Connection::fail(int result, const char* what) {
     throw ConnectionLost(std::string("the other side's certificate was refused: ") +
                          s.X509_verify_cert_error_string(verified));
   }
-  // A process that is killed does not say goodbye: OpenSSL 3 calls that an error of the protocol.
+  // A killed process does not close its TLS session. OpenSSL 3 reports that as a protocol error.
   const bool ended = s.ERR_peek_error() == kErrorUnexpectedEof;
   if (reason == kErrorZeroReturn || (reason == kErrorSyscall && system_error == 0) || ended) {
     s.ERR_clear_error();
@@ -251,8 +252,8 @@ size_t Connection::readSome(void* to, size_t bytes_max) {
     if (got > 0) return static_cast<size_t>(got);
     const int reason = s.SSL_get_error(ssl_, got);
     if (reason != kErrorWantRead) fail(got, "a read");
-    // More is usually near, and a sleeping core wakes slowly. We do not give way: a scheduler may
-    // let who yields wait for a whole turn of the others.
+    // More bytes are usually near, and a sleeping core wakes slowly. Do not yield: the scheduler
+    // may run every other thread first.
     const int64_t now = transport::nowNs();
     if (start == 0) start = now;
     if (now - start < spin_ns_) {

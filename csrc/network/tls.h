@@ -1,8 +1,8 @@
-// TLS 1.3 connections between a client and a worker, or between two workers: both sides show a
-// certificate of the pool's own authority. The library is the libssl that Python's `ssl` uses too,
-// found at run time: a machine that runs Shoal has it, though seldom its headers.
+// TLS 1.3 connections between a client and a worker, or between two workers. Both sides show a
+// certificate of the pool's own authority. The library is the libssl that Python's `ssl` uses,
+// loaded at run time: a machine that runs Shoal has it, but seldom has its headers.
 //
-// A connection carries tensors one way only, and one thread uses it: OpenSSL allows no more.
+// A connection carries tensors one way, and one thread uses it: OpenSSL allows no more.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace shoal::network {
 
-// The other side is gone, or is not who it must be. `what()` says how that was noticed.
+// The other side is gone, or has the wrong identity. `what()` says how this side noticed.
 class ConnectionLost : public std::runtime_error {
  public:
   enum class Cause { kOther, kClosed, kSilent };
@@ -59,30 +59,30 @@ class Connection {
   int fd() const { return fd_; }
   PeerName peer() const;
 
-  // Greetings: what is not done by `deadline_ns` never is.
+  // For greetings. Both throw if they are not done by `deadline_ns`.
   void readBy(void* to, size_t bytes, int64_t deadline_ns);
   void writeBy(const void* from, size_t bytes, int64_t deadline_ns);
 
-  // All of them throw ConnectionLost, and wait for as long as the other side lives.
-  // A read throws too if nothing comes for `silence_ms`.
+  // All of them throw ConnectionLost, and wait while the other side lives. A read also throws if
+  // nothing arrives for `silence_ms`.
   void setSilence(int silence_ms) { silence_ms_ = silence_ms; }
-  // How long a read looks again and again before it sleeps.
+  // How long a read spins before it sleeps.
   void setSpin(int64_t spin_ns) { spin_ns_ = spin_ns; }
   size_t readSome(void* to, size_t bytes_max);
-  // What is written leaves when the buffer is full, or with flush().
+  // Written bytes leave when the buffer is full, or with flush().
   void write(const void* from, size_t bytes);
   void flush();
 
-  // Ends it, also under a thread that waits in it. Any thread may call this.
+  // Ends the connection, even while a thread waits in it. Any thread may call this.
   void shutdown() noexcept;
-  // In a forked child: lets go without a word to the other side.
+  // Call this in a forked child: closes without telling the other side.
   void abandon() noexcept;
 
  private:
   Connection(const Tls& tls, int fd);
   void handshake(int64_t deadline_ns);
-  // Waits until the operation that returned `result` can go on; throws if it never can, or not in
-  // time (-1: there is no deadline).
+  // Waits until the operation that returned `result` can go on. Throws if it cannot, or not by
+  // `deadline_ns` (-1: there is no deadline).
   void await(int result, const char* what, int64_t deadline_ns);
   void awaitSocket(bool to_read, const char* what, int64_t deadline_ns);
   [[noreturn]] void fail(int result, const char* what);

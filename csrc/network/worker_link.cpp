@@ -27,11 +27,11 @@
 namespace shoal::network {
 namespace {
 
-// Between two looks whether the executor has taken pieces. It has many before it: no hurry.
+// Between two checks whether the executor has taken chunks. It has many queued: no hurry.
 constexpr int64_t kPauseNs = 100000;
-// Between two frames that say only how far we are: a frame costs both machines more than a small
-// operator. Replies, the bytes of copies and events, which somebody may wait for, are told at once;
-// copies in, whose memory somebody wants back, soon.
+// Between two frames that report progress only: a frame costs both machines more than a small
+// operator. The link sends replies, the bytes of copies and events at once, because the client may
+// wait for them. It reports copies in soon, because the client wants their memory back.
 constexpr int64_t kProgressMs = 20, kProgressOfCopiesMs = 1;
 constexpr int64_t kReplySpinUs = 30;
 constexpr size_t kBatchWords = 16 * 1024;
@@ -76,7 +76,7 @@ class Link {
     try {
       lane.run();
     } catch (const std::exception& error) {
-      if (!ended_) endWithout(error);  // else the sender has something to say first
+      if (!ended_) endWithout(error);  // else the sender sends the reason first
     }
   }
 
@@ -86,7 +86,7 @@ class Link {
     } catch (const wire::ProtocolError& error) {
       transport::logError(std::string("the session ends: ") + error.what());
       goodbye_ = error.what();
-      ended_.store(true, std::memory_order_release);  // the sender says it, and ends the process
+      ended_.store(true, std::memory_order_release);  // the sender sends it, and ends the process
       transport::ringForAll(*options_.progress);
     } catch (const std::exception& error) {
       endWithout(error);
@@ -124,7 +124,7 @@ class Link {
   // --- up
 
   void receiveLoop() {
-    Reader reader(*up_);  // waits for ever: the kernel asks whether the client's machine is there
+    Reader reader(*up_);  // waits for ever: TCP probes the client's machine
     std::vector<uint64_t> message;
     uint64_t sequence = 0;
     while (true) {
@@ -174,7 +174,7 @@ class Link {
     std::copy(message.begin(), message.end(), words);
     requests_.commit(bytes);
     received_ = sequence;
-    // The sender's sleep is too long now that there is work.
+    // Now that there is work, the sender's sleep is too long.
     if (idle_) transport::ringForAll(*options_.progress);
   }
 
@@ -186,7 +186,7 @@ class Link {
     return message[2];
   }
 
-  // Finds a place for the bytes of a kCopyIn; they come now, or by a lane.
+  // Takes staging memory for the bytes of a kCopyIn. They follow here, or come by a lane.
   void takeIn(Reader& reader, std::vector<uint64_t>& message, uint64_t sequence) {
     const uint64_t bytes = pieceOf(message);
     const uint64_t lane = message[3];
@@ -217,14 +217,14 @@ class Link {
     return *place;
   }
 
-  // Their number is bounded by that of the messages that the executor has before it.
+  // The number of messages in the requests ring bounds their number.
   void expectReply(uint64_t sequence) {
     const std::lock_guard held(mutex_);
     replies_due_.push_back(sequence);
     wakeIfLater(sequence);
   }
 
-  // Of more than there are moments the oldest are forgotten, as they are in the progress page.
+  // As in the progress page, more events than kMoments replace the oldest.
   void expectEvent(EventRecord record) {
     const std::lock_guard held(mutex_);
     events_.push_back(record);
@@ -232,7 +232,7 @@ class Link {
     wakeIfLater(record.sequence);
   }
 
-  // The sender sleeps for what comes later than this, or for nothing. Under the lock.
+  // Wakes the sender if it sleeps for a later message, or for none. The caller holds the lock.
   void wakeIfLater(uint64_t sequence) {
     if (asleep_for_ > sequence) transport::ringForAll(*options_.progress);
   }
@@ -249,7 +249,7 @@ class Link {
       urgent |= sendMoments(done, batch);
       while (replies_.poll(reply)) {
         replied(reply[1]);
-        // Who has the reply must find its request done, and the bytes of all before it there.
+        // A client that has the reply must find its request done, and all earlier bytes there.
         sendCopies(reply[1], batch);
         sendMoments(reply[1], batch);
         sayProgress(reply[1], false, batch);
@@ -288,9 +288,9 @@ class Link {
     batch.insert(batch.end(), {frameWord(kFrameProgress, 32), done, failed ? 1u : 0u, told_beat_});
   }
 
-  // Until there is something to tell. `news_ms`: what there is already waits so long; 0: nothing.
+  // Waits until there is something to send. `news_ms`: how long present news may wait; 0: no news.
   void rest(int64_t news_ms) {
-    // Who was just told something may have an answer, and wait for ours.
+    // A client that just got something may answer, and wait for the next reply.
     if (std::exchange(spins_, false) && replies_.spin(kReplySpinUs)) return;
     const uint32_t bell = options_.progress->bell.load(std::memory_order_seq_cst);
     idle_ = news_ms == 0 && completed() >= received_;
@@ -307,8 +307,8 @@ class Link {
     asleep_for_ = 0;
   }
 
-  // The next message whose end is told at once, for which the sender is about to sleep, and whether
-  // that is by a reply.
+  // The next message whose end the sender reports at once, and whether it does so by a reply. The
+  // sender is about to sleep for it.
   std::pair<uint64_t, bool> nextToTell() {
     const std::lock_guard held(mutex_);
     uint64_t next = UINT64_MAX;
@@ -319,7 +319,7 @@ class Link {
     return {asleep_for_, is_reply};
   }
 
-  // The bytes of all transfers up to message `sequence`, which are done.
+  // Sends the bytes of all transfers up to message `sequence`. They are done.
   bool sendCopies(uint64_t sequence, std::vector<uint64_t>& batch) {
     bool any = false;
     while (true) {
@@ -338,7 +338,7 @@ class Link {
         const uint64_t ticket = leaving_.expect();
         Lane::Piece piece{data, copy.bytes, [this, ticket] { leaving_.arrived(ticket); }};
         if (!down_lanes_[lane - 1]->tryPush(piece)) {
-          write(batch);  // a client that does not know of pieces does not take them
+          write(batch);  // a client takes chunks only after it knows of them
           down_->flush();
           down_lanes_[lane - 1]->push(std::move(piece));
         }
@@ -356,8 +356,8 @@ class Link {
     }
   }
 
-  // When the events up to message `sequence`, which is done, were passed. Before the progress that
-  // says so: the time between two is then known wherever it is asked for.
+  // Sends the times of the events up to message `sequence`, which is done. They go before the
+  // progress that says so: then the client knows the time between two events when it asks.
   bool sendMoments(uint64_t sequence, std::vector<uint64_t>& batch) {
     const std::lock_guard held(mutex_);
     bool any = false;
@@ -396,16 +396,16 @@ class Link {
   transport::RingConsumer replies_;
   std::atomic<uint64_t> received_{0}, last_in_{0};  // messages: the last, the last kCopyIn
   std::atomic<bool> idle_{false}, ended_{false};    // idle: the sender sleeps for long
-  bool spins_ = false;                              // the sender's alone
+  bool spins_ = false;                              // only the sender uses it
   std::string goodbye_;
-  uint64_t told_ = 0, told_beat_ = 0;  // what the client knows; the sender's alone
+  uint64_t told_ = 0, told_beat_ = 0;  // what the client knows; only the sender uses it
   bool told_failed_ = false;
-  Staging in_{0, kStagingBytes};  // the receiver's alone
+  Staging in_{0, kStagingBytes};  // only the receiver uses it
   std::mutex mutex_;
   std::condition_variable released_;  // of out_
   Staging out_{kStagingBytes, kStagingBytes};
   std::deque<CopyOut> copies_;
-  std::deque<EventRecord> events_;    // that were not passed yet, or not told
+  std::deque<EventRecord> events_;    // not passed yet, or not sent
   std::deque<uint64_t> replies_due_;  // messages
   uint64_t asleep_for_ = 0;           // of the sender; 0: it is awake
 };

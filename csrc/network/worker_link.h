@@ -1,9 +1,9 @@
-// The worker's half of a session between machines: the other end of a ClientLink. Messages go into
-// the requests ring, where the executor finds them as if the client had written them there;
-// replies, progress and the bytes of transfers go back.
+// The worker's half of a session between machines: the other end of a ClientLink. It puts messages
+// into the requests ring, where the executor finds them as if the client had written them there. It
+// sends replies, progress and the bytes of transfers back.
 //
-// Nothing that comes is trusted. The executor checks messages; here are checked their frames, and
-// the sizes of transfers before memory is given to them. A violation ends the session, with a
+// It trusts nothing that arrives. The executor checks messages; the link checks their frames, and
+// the sizes of transfers before it takes memory for them. A violation ends the session, with a
 // reason.
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace shoal::network {
 
-// Of the region that stands for the client's host memory: half for each direction.
+// Bytes of the region that emulates the client's host memory: half for each direction.
 uint64_t stagingRegionBytes();
 
 struct WorkerLinkOptions {

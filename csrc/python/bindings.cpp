@@ -6,20 +6,25 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "base/log.h"
-#include "client/call/dispatch.h"
-#include "client/member/devices.h"
+#include "client/call/issue.h"
 #include "client/member/errors.h"
 #include "client/member/events.h"
 #include "client/member/interrupts.h"
 #include "client/replay/recording.h"
+#include "client/space/devices.h"
 #include "client/space/host_memory.h"
+#include "client/space/session_report.h"
+#include "client/space/shared_segments.h"
+#include "client/space/transfers.h"
+#include "client/tensor/generator.h"
+#include "client/tensor/tensor.h"
+#include "client/torch/autograd_threads.h"
 #include "client/torch/composites.h"
-#include "client/torch/generator.h"
 #include "client/torch/hooks.h"
 #include "client/torch/kernels.h"
-#include "client/torch/tensor.h"
 #include "network/client_link.h"
 #include "network/data_connections.h"
+#include "python/policy_replay.h"
 #include "python/python_line.h"
 #include "python/python_signals.h"
 #include "transport/ending.h"
@@ -201,6 +206,7 @@ void bindClient(py::module_& m) {
         client::seedNewSession(*session);
         watchInterrupts();
         Devices::get().attach(std::move(session));
+        client::startAutogradThreads(Devices::get().namesEver());
       },
       py::arg("session"), py::arg("members"), py::call_guard<py::gil_scoped_release>());
   m.def("detach", [] { Devices::get().detach(); }, py::call_guard<py::gil_scoped_release>());
@@ -245,7 +251,8 @@ void bindSharing(py::module_& m) {
       "share",
       [modeOf](const at::Tensor& tensor, size_t member, const client::SharedDescriptors& fds,
                bool exclusive) {
-        client::sessionOf(tensor).share(client::baseOf(tensor), member, fds, modeOf(exclusive));
+        client::share(client::sessionOf(tensor), client::baseOf(tensor), member, fds,
+                      modeOf(exclusive));
       },
       py::call_guard<py::gil_scoped_release>());
   m.def(
@@ -254,17 +261,19 @@ void bindSharing(py::module_& m) {
                at::ScalarType dtype, std::vector<int64_t> sizes, std::vector<int64_t> strides,
                int64_t offset) {
         const wire::Address address =
-            Devices::get().session().openShared(bytes, member, fds, modeOf(exclusive));
+            client::openShared(Devices::get().session(), bytes, member, fds, modeOf(exclusive));
         return client::makeView(address, bytes, dtype, sizes, strides, offset);
       },
       py::call_guard<py::gil_scoped_release>());
   m.def(
       "unshare",
-      [](const at::Tensor& tensor) { client::sessionOf(tensor).unshare(client::baseOf(tensor)); },
+      [](const at::Tensor& tensor) {
+        client::unshare(client::sessionOf(tensor), client::baseOf(tensor));
+      },
       py::call_guard<py::gil_scoped_release>());
   m.def("is_shared", [](const at::Tensor& tensor) {
     const wire::Address base = client::baseOf(tensor);
-    return base != 0 && client::sessionOf(tensor).isShared(base);
+    return base != 0 && client::isShared(client::sessionOf(tensor), base);
   });
 }
 
@@ -302,7 +311,7 @@ void bindStatistics(py::module_& m) {
   using client::Devices;
   m.def("memory_use", [](int index) {
     const auto device = static_cast<c10::DeviceIndex>(index);
-    const auto use = Devices::get().sessionWith(device).memoryUse(device);
+    const auto use = client::memoryUse(Devices::get().sessionWith(device), device);
     py::dict d;
     d["allocated_bytes"] = use.allocated_bytes;
     d["peak_bytes"] = use.peak_bytes;
@@ -312,27 +321,37 @@ void bindStatistics(py::module_& m) {
     d["frees"] = use.frees;
     return d;
   });
-  m.def("reset_peak", [] { Devices::get().session().resetPeak(); });
+  m.def("reset_peak", [] {
+    client::Session& session = Devices::get().session();
+    session.directory(session.lock()).resetPeak();
+  });
   m.def("trim", [] { Devices::get().session().trim(); });
   m.def("segments", [] {
     py::list entries;
-    for (const auto& e : Devices::get().session().map()) {
-      entries.append(py::make_tuple(e.address, e.bytes, e.bound, e.valid, e.resident, e.home,
-                                    e.pinned, e.part_of, e.version, e.frame, e.shared));
+    for (const auto& [address, segment, resident, frame] :
+         client::mapOf(Devices::get().session())) {
+      entries.append(py::make_tuple(address, segment.bytes, segment.bound, segment.valid, resident,
+                                    segment.home, segment.pinned, segment.extent_of,
+                                    segment.written_at, frame, segment.shared));
     }
     return entries;
   });
   m.def("copies", [](uint64_t address) {
     py::list copies;
-    for (const auto& [member, bytes] : Devices::get().session().copies(address)) {
+    for (const auto& [member, bytes] : client::copiesOf(Devices::get().session(), address)) {
       copies.append(py::make_tuple(member, py::bytes(bytes)));
     }
     return copies;
   });
-  m.def("start_trace", [] { Devices::get().session().startTrace(); });
+  m.def("start_trace", [] {
+    client::Session& session = Devices::get().session();
+    session.trace(session.lock()).start();
+  });
   m.def("stop_trace", [] {
     py::list events;
-    for (const auto& e : Devices::get().session().stopTrace()) {
+    client::Session& session = Devices::get().session();
+    const auto traced = session.trace(session.lock()).stop();
+    for (const auto& e : traced) {
       events.append(
           py::make_tuple(e.call, static_cast<int>(e.access), e.address, e.bytes, e.member));
     }
@@ -351,7 +370,7 @@ void bindStatistics(py::module_& m) {
     client::Session& session = client::sessionOf(target);
     if (&client::sessionOf(source) != &session) return false;
     const auto to = client::baseOf(target), from = client::baseOf(source);
-    return session.addAcross(to, client::addressOf(target) - to, from,
+    return client::addAcross(session, to, client::addressOf(target) - to, from,
                              client::addressOf(source) - from, source.nbytes(), type);
   });
   m.def("copy_later", [](const at::Tensor& target, const at::Tensor& source) {
@@ -378,8 +397,8 @@ void bindStatistics(py::module_& m) {
     const auto member = static_cast<size_t>(target.device().index()) - 1;
     const py::gil_scoped_release released;
     const auto base = client::baseOf(target);
-    return client::sessionOf(target).load(base, client::addressOf(target) - base, target.nbytes(),
-                                          member, reader, from);
+    return client::load(client::sessionOf(target), base, client::addressOf(target) - base,
+                        target.nbytes(), member, reader, from);
   });
   m.def("is_past", [](int index, uint64_t sequence) {
     const py::gil_scoped_release released;
@@ -397,7 +416,7 @@ void bindStatistics(py::module_& m) {
   });
   m.def("traffic", [](int index) {
     const auto device = static_cast<c10::DeviceIndex>(index);
-    const auto traffic = Devices::get().sessionWith(device).traffic(device);
+    const auto traffic = client::traffic(Devices::get().sessionWith(device), device);
     py::dict d;
     d["messages"] = traffic.messages;
     d["stream_bytes"] = traffic.stream_bytes;
@@ -425,6 +444,18 @@ void bindStatistics(py::module_& m) {
     for (size_t i = 0; i < payload.size() && i < std::size(names); ++i) d[names[i]] = payload[i];
     return d;
   });
+}
+
+void bindPolicyReplay(py::module_& m) {
+  py::class_<PolicyReplay>(m, "PolicyReplay")
+      .def(py::init<uint64_t, bool>(), py::arg("limit_bytes"), py::arg("least_recent"))
+      .def("foresee", &PolicyReplay::foresee)
+      .def("advance", &PolicyReplay::advance)
+      .def("enter", &PolicyReplay::enter)
+      .def("use", &PolicyReplay::use, py::arg("segment"), py::arg("copied"))
+      .def("evict", &PolicyReplay::evict)
+      .def("is_dead", &PolicyReplay::isDead)
+      .def("free", &PolicyReplay::free);
 }
 
 void bindWorker(py::module_& m) {
@@ -522,5 +553,6 @@ PYBIND11_MODULE(_core, m) {
   shoal::bindSharing(m);
   shoal::bindRecording(m);
   shoal::bindStatistics(m);
+  shoal::bindPolicyReplay(m);
   shoal::bindWorker(m);
 }

@@ -11,8 +11,8 @@ namespace shoal::transport {
 namespace {
 
 constexpr size_t kWordsMax = 2000;  // a pipe takes so much at once
-// A process that ends closes its descriptors a moment before it is gone. Calls that are queued go
-// on meanwhile, so it is short; the head has other ways to tell.
+// A process that ends closes its descriptors a moment before it is gone. Queued calls go on
+// meanwhile, so this wait is short. The head has other ways to find out.
 constexpr int kEndMs = 20;
 
 int g_last_words = -1;
@@ -26,7 +26,7 @@ void setLastWords(int fd) {
 void endProcess(Ending ending, const std::string& words) {
   if (g_last_words >= 0 && !words.empty()) {
     const size_t bytes = std::min(words.size(), kWordsMax);
-    // The exit code says the most important part, should nobody read this.
+    // If nobody reads this, the exit code still says the most important part.
     [[maybe_unused]] const ssize_t written = write(g_last_words, words.data(), bytes);
   }
   _exit(static_cast<int>(ending));

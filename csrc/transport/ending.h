@@ -9,18 +9,18 @@ namespace shoal::transport {
 enum class Ending : int {
   kFailed = 1,        // the last words say why
   kClientEnded = 3,   // the client's process is gone
-  kClientClosed = 4,  // the client closed the connection; elsewhere, its process may also be gone
+  kClientClosed = 4,  // the client closed the connection; a remote process may also be gone
   kClientSilent = 5,  // the network between the two is cut
 };
 
-// The descriptor for the last words, a pipe to the device server; -1: nobody reads them.
+// Sets the descriptor for the last words, a pipe to the device server. -1: nobody reads them.
 void setLastWords(int fd);
-// Ends the process without any cleaning up: its memory and connections are the kernel's business.
+// Ends the process without cleaning up: the kernel frees its memory and closes its connections.
 [[noreturn]] void endProcess(Ending ending, const std::string& words = "");
 // The client at the other end of `socket` has closed it. `pidfd` is of the client's process, or -1
 // if it is on another machine.
 [[noreturn]] void endWithClient(int socket, int pidfd);
-// Whether an error of a socket means that nothing came from the other machine any more.
+// Whether an error of a socket means that the other machine is silent.
 bool isSilence(int error);
 
 }  // namespace shoal::transport

@@ -1,17 +1,17 @@
-// A table in shared memory by which a worker says where each segment is, so that the other devices
-// of the lease can read it without a message. One word per slot of the address space; only the
-// pages that are touched cost memory.
+// The segment location table: a worker publishes in shared memory where each segment is, so that
+// the other devices of the lease read it without a message. It has one word per slot of the address
+// space. Only the pages that are touched cost memory.
 //
 //   63       62..48        47..0
 //   host  |  version  |  offset + 1        0: the segment is not in this device's memory
 //
 // The offset counts in the worker's arena, or, with the host bit, in the client's host region. The
-// version changes with every change of the word: a reader that finds the same word before and after
-// it copied has copied the segment.
+// version changes with every change of the word: if a reader finds the same word before and after
+// its copy, it has copied the segment.
 //
-// A segment may be freed, and its slot used again, before a slow reader comes. So every export
-// leaves a note of where the segment was, under the export's own sequence number; the worker keeps
-// the memory, and the note, until the reader is past.
+// The stream may free a segment, and use its slot again, before a slow reader comes. So every
+// export notes where the segment was, under its own sequence number. The worker keeps the memory
+// and the note until the reader is past.
 #pragma once
 
 #include <atomic>
@@ -46,7 +46,7 @@ class Places {
     note.place.store(word(slot), std::memory_order_relaxed);
     note.sequence.store(sequence, std::memory_order_release);
   }
-  // The same for a copy in the arena that was made for this export alone.
+  // Notes a copy in the arena that exists for this export alone.
   void noteAt(uint64_t sequence, uint64_t offset) {
     ExportNote& note = notes_[sequence % kExportNotes];
     note.place.store(offset + 1, std::memory_order_relaxed);

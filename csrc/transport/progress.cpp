@@ -10,7 +10,7 @@ bool isDone(const Progress& progress, uint64_t sequence) {
   return progress.completed.load(std::memory_order_acquire) >= sequence;
 }
 
-// The earliest of all that are waited for wins: its complement is the largest.
+// The earliest sequence wins: its complement is the largest.
 void announce(std::atomic<uint64_t>& awaited, uint64_t sequence) {
   uint64_t seen = awaited.load(std::memory_order_relaxed);
   while (seen < ~sequence &&
@@ -35,7 +35,7 @@ void ringBell(Progress& progress) {
 }
 
 void ringForAll(Progress& progress) {
-  // Those who announce themselves from here on find the bell as it will be, or are woken by it.
+  // A sleeper that announces itself from here on sees the new bell, or the bell wakes it.
   progress.awaited.store(0, std::memory_order_seq_cst);
   progress.bell.fetch_add(1, std::memory_order_seq_cst);
   futexWake(&progress.bell, INT_MAX);

@@ -118,8 +118,8 @@ RingConsumer::RingConsumer(std::byte* region, size_t capacity, size_t message_by
       message_bytes_max_(message_bytes_max),
       liveness_(std::move(liveness)) {}
 
-// The header of the message at `position`, of which the producer says that `available` bytes are
-// there; 0 if that makes no sense.
+// The header of the message at `position`; 0 if it is not valid. The producer claims that
+// `available` bytes are there.
 uint64_t RingConsumer::headerAt(uint64_t position, uint64_t available) const {
   if (available > capacity_ || available % 8 != 0) return 0;
   const size_t at = position % capacity_;
@@ -173,7 +173,7 @@ bool RingConsumer::spin(int64_t spin_us) {
       if (ready()) return true;
       cpuRelax();
     }
-    // Past the time that a wake-up would take, others may have the core between two looks.
+    // A wake-up would take less time by now: let other threads have the core between two looks.
     if (waited > kEagerNs) sched_yield();
   }
   return ready();

@@ -1,8 +1,8 @@
 // A ring of messages in shared memory: one producer process, one consumer process. The side that
 // runs dry spins for a moment, then sleeps on a futex; the other wakes it only if it sleeps.
 //
-// Neither side trusts the other's numbers: positions are kept privately, and what is read from
-// shared memory is copied before it is looked at, so it cannot change under the reader.
+// Neither side trusts the other's numbers. Each keeps its position privately, and the consumer
+// copies a message before it looks at it, so that the message cannot change meanwhile.
 #pragma once
 
 #include <atomic>
@@ -14,13 +14,13 @@
 
 namespace shoal::transport {
 
-// The other side is gone. `what()` says how that was noticed.
+// The other side is gone. `what()` says how this side noticed.
 class PeerLost : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// Lives in shared memory; zero-initialised.
+// Lives in shared memory; zero-initialized.
 struct RingControl {
   alignas(64) std::atomic<uint64_t> tail;  // bytes ever published by the producer
   alignas(64) std::atomic<uint64_t> head;  // bytes ever released by the consumer
@@ -39,12 +39,12 @@ using Liveness = std::function<void()>;
 class RingProducer {
  public:
   RingProducer(std::byte* region, size_t capacity, Liveness liveness);
-  // Contiguous room for a message of at most `bytes` (a multiple of 8), waiting for it if need be.
+  // Reserves contiguous room for a message of at most `bytes` (a multiple of 8). Waits for it.
   uint64_t* reserve(size_t bytes);
-  // Publishes `bytes` of what was reserved.
+  // Publishes `bytes` of the reserved room.
   void commit(size_t bytes);
-  // Whether the ring is not mostly full, as far as this side has seen. Any thread may ask this, and
-  // awaitRoom(), beside the producing one.
+  // Whether a quarter of the ring is free, as far as this side has seen. Any thread may call this
+  // and awaitRoom().
   bool hasRoom() const {
     const uint64_t tail = control_->tail.load(std::memory_order_relaxed);
     return tail - seen_head_.load(std::memory_order_relaxed) < capacity_ / 4 * 3;
@@ -60,7 +60,7 @@ class RingProducer {
   std::byte* data_;
   size_t capacity_;
   uint64_t tail_ = 0;
-  std::atomic<uint64_t> seen_head_{0};  // written by who holds the ring, or waits for room in it
+  std::atomic<uint64_t> seen_head_{0};  // written by the producing thread and in awaitRoom()
   Liveness liveness_;
 };
 
@@ -73,13 +73,13 @@ class RingConsumer {
   // Waits until a message may be there, at most `spin_us` awake, then asleep until `timeout_ms`.
   // Returns false on time-out.
   bool wait(int64_t spin_us, int64_t timeout_ms);
-  // The two halves of wait(), for those who wait for other things too. Both return true if a
-  // message may be there; sleep() also returns when nudge(), of any thread, wakes it.
+  // The two halves of wait(), for threads that wait for other things too. Both return true if a
+  // message may be there. sleep() also returns when any thread calls nudge().
   bool spin(int64_t spin_us);
   bool sleep(int64_t timeout_ms);
   void nudge();
-  // Looks at messages that are not polled yet. `cursor` starts at position() and moves past the one
-  // that was copied; false if there is none, or none that makes sense.
+  // Copies a message that is not polled yet. `cursor` starts at position() and moves past the
+  // message. Returns false if there is no valid one.
   uint64_t position() const { return head_; }
   bool peek(uint64_t& cursor, std::vector<uint64_t>& message) const;
 

@@ -31,7 +31,7 @@ CameShared receiveShared(int socket, SharedPassing& passing) {
     came.again = errno == EAGAIN || errno == EINTR;
     return came;
   }
-  // The kernel closes what does not fit the space for three.
+  // The kernel closes descriptors beyond the third.
   size_t count = 0;
   for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
        part = CMSG_NXTHDR(&message, part)) {

@@ -13,6 +13,12 @@ uint64_t freshBytes(c10::ArrayRef<OutputMeta> outputs) {
   return total;
 }
 
+uint64_t largestBytes(c10::ArrayRef<OutputMeta> outputs) {
+  uint64_t largest = 0;
+  for (const auto& output : outputs) largest = std::max(largest, output.bytes);
+  return largest;
+}
+
 namespace {
 
 void appendOutputs(std::vector<uint64_t>& words, const std::vector<OutputMeta>& outputs) {
@@ -44,8 +50,8 @@ void postPrepare(Stream& stream, const OperatorInfo& info, c10::ArrayRef<uint64_
   stream.commit(held);
 }
 
-uint64_t postCall(Stream& stream, uint32_t id, const CallWords& call, const Lock& held) {
-  Session& session = stream.session();
+uint64_t postCall(Session& session, Stream& stream, uint32_t id, const CallWords& call,
+                  const Lock& held) {
   for (const SegmentUse& use : call.uses) {
     if (use.writes) {
       session.bringToWrite(use.base, stream, held);

@@ -7,14 +7,15 @@
 #include <cstdint>
 #include <vector>
 
-#include "client/call/call_cache.h"
 #include "client/call/operator_info.h"
+#include "client/member/call_cache.h"
 #include "client/space/session.h"
 
 namespace shoal::client {
 
 // Storage that the outputs need beside their arguments'.
 uint64_t freshBytes(c10::ArrayRef<OutputMeta> outputs);
+uint64_t largestBytes(c10::ArrayRef<OutputMeta> outputs);
 
 // Tells the stream's worker of a call that is in its cache under `key`.
 void postPrepare(Stream& stream, const OperatorInfo& info, c10::ArrayRef<uint64_t> key,
@@ -31,6 +32,7 @@ struct CallWords {
 
 // Writes the call and keeps account of the segments that it uses, changes and makes. Returns its
 // sequence number.
-uint64_t postCall(Stream& stream, uint32_t id, const CallWords& call, const Lock&);
+uint64_t postCall(Session& session, Stream& stream, uint32_t id, const CallWords& call,
+                  const Lock&);
 
 }  // namespace shoal::client

@@ -5,9 +5,9 @@
 
 #include <cstring>
 
-#include "client/member/devices.h"
-#include "client/torch/generator.h"
-#include "client/torch/tensor.h"
+#include "client/space/devices.h"
+#include "client/tensor/generator.h"
+#include "client/tensor/tensor.h"
 #include "wire/cursor.h"
 #include "wire/limits.h"
 

@@ -3,11 +3,10 @@
 #include <ATen/core/Tensor.h>
 
 #include "client/call/shape_rules.h"
+#include "client/tensor/inference.h"
 #include "wire/layout.h"
 
 namespace shoal::client {
-
-thread_local int Inference::depth_ = 0;
 
 namespace {
 
@@ -68,7 +67,7 @@ OutputMeta metaOf(const at::Tensor& tensor) {
   return meta;
 }
 
-void Inference::reached(const OperatorInfo& info, torch::jit::Stack* stack) {
+void reachedWhileInferring(const OperatorInfo& info, torch::jit::Stack* stack) {
   const auto arguments = torch::jit::last(*stack, info.argument_count);
   torch::jit::Stack results;
   for (const int source : info.return_of) {

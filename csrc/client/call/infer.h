@@ -6,23 +6,13 @@
 
 #include <vector>
 
-#include "client/call/call_cache.h"
 #include "client/call/operator_info.h"
+#include "client/member/call_cache.h"
 
 namespace shoal::client {
 
-// While an Inference is alive on a thread, kernels of the device allocate nothing and send nothing.
-class Inference {
- public:
-  Inference() { ++depth_; }
-  ~Inference() { --depth_; }
-  static bool active() { return depth_ > 0; }
-  // An operator was reached while inferring. Outputs stay as they are.
-  static void reached(const OperatorInfo& info, torch::jit::Stack* stack);
-
- private:
-  static thread_local int depth_;
-};
+// An operator was reached while another one's shapes are inferred. Outputs stay as they are.
+void reachedWhileInferring(const OperatorInfo& info, torch::jit::Stack* stack);
 
 // Fills `outputs` and returns true if they are certain. Raises what local torch would raise for
 // these shapes. `arguments` is the call's stack.

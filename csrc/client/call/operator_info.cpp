@@ -51,10 +51,10 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& handle) : op(handle) {
   structured = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
   dynamic = op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output);
   random = op.hasTag(at::Tag::nondeterministic_seeded);
-  lists_of_parts = startsWith(name, "aten::_foreach_") || startsWith(name, "aten::_fused_adam") ||
-                   startsWith(name, "aten::_fused_sgd") ||
-                   startsWith(name, "aten::_fused_adagrad") ||
-                   startsWith(name, "aten::_amp_foreach_");
+  foreach_lists = startsWith(name, "aten::_foreach_") || startsWith(name, "aten::_fused_adam") ||
+                  startsWith(name, "aten::_fused_sgd") ||
+                  startsWith(name, "aten::_fused_adagrad") ||
+                  startsWith(name, "aten::_amp_foreach_");
   constant_answer = name == "aten::_fused_sdp_choice";
   number_decides_shape = startsWith(name, "aten::arange") || startsWith(name, "aten::range") ||
                          startsWith(name, "aten::linspace") || startsWith(name, "aten::logspace");

@@ -22,7 +22,7 @@ struct OperatorInfo {
   bool structured = false;            // torch has a C++ shape function that we can reach
   bool constant_answer = false;       // returns a number that depends on shapes only
   bool random = false;                // draws random numbers
-  bool lists_of_parts = false;        // `_foreach_` and `_fused_`: what it does, item by item
+  bool foreach_lists = false;         // `_foreach_` and `_fused_`: what it does, item by item
   bool dynamic = false;               // output shapes depend on data
   bool number_decides_shape = false;  // arange and its kin: Scalars belong to the key
   bool takes_host_index = false;      // index operators accept CPU index tensors

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "client/call/call_cache.h"
+#include "client/member/call_cache.h"
 
 namespace shoal::client {
 

@@ -6,14 +6,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <optional>
 #include <thread>
 
 #include "client/member/errors.h"
 #include "client/member/interrupts.h"
-#include "client/replay/recording.h"
-#include "client/space/session.h"
+#include "client/member/members.h"
+#include "transport/shared_passing.h"
 #include "wire/cursor.h"
 #include "wire/limits.h"
 
@@ -49,8 +51,8 @@ Seen seenBy(network::ConnectionLost::Cause cause) {
 
 }  // namespace
 
-Stream::Stream(StreamOptions options, Session& session, uint32_t member)
-    : options_(std::move(options)), session_(session), member_(member) {
+Stream::Stream(StreamOptions options, Members& members, uint32_t member)
+    : options_(std::move(options)), members_(members), member_(member) {
   using memory::SharedMemory;
   requests_region_ =
       SharedMemory::attach(options_.requests_fd, transport::ringRegionBytes(wire::kRingBytes));
@@ -98,7 +100,7 @@ void Stream::checkUsable() const {
     const std::string* told = told_reason_.load(std::memory_order_acquire);
     const std::string& reason = told != nullptr ? *told : loss->reason;
     if (closed_) raiseDeviceLost("shoal device " + options_.name + " was lost: " + reason);
-    const LostDevice lost{session_.number(), member_, loss->seen, options_.name, reason};
+    const LostDevice lost{members_.number(), member_, loss->seen, options_.name, reason};
     if (told != nullptr) raiseDeviceLost(lost.text(reason));
     raiseDeviceLost(lost);
   }
@@ -191,7 +193,7 @@ void Stream::sendFrees() {
 
 uint64_t* Stream::begin(Kind kind, size_t words, uint16_t flags, const Lock&) {
   checkUsable();
-  if (Recording* recording = Recording::current()) recording->posted(kind);
+  if (Observer* observer = Observer::current()) observer->posted(kind);
   sendFrees();
   // What prepares a call, or names its memory, fails with the call and needs no line of its own.
   pending_traced_ = kind != Kind::kPrepare && kind != Kind::kAllocate && kind != Kind::kBind;
@@ -227,18 +229,32 @@ uint64_t Stream::post(Kind kind, std::initializer_list<uint64_t> words, const Lo
 }
 
 uint64_t Stream::post(Kind kind, std::initializer_list<uint64_t> words) {
-  const Lock held = session_.lock();
+  const Lock held = members_.lock();
   return post(kind, words, held);
 }
 
 std::string Stream::placeOf(uint64_t sequence) {
   uint64_t token = 0;
   {
-    const Lock held = session_.lock();
+    const Lock held = members_.lock();
     if (sequence <= sequence_ && sequence + kLines > sequence_) token = lines_[sequence % kLines];
   }
   const auto hook = lineHooks().describe;
   return token != 0 && hook != nullptr ? hook(token) : "";
+}
+
+uint32_t Stream::session() const {
+  return members_.number();
+}
+
+uint64_t Stream::passShared(int memory, int control, int line) {
+  transport::SharedPassing passing;
+  passing.number = ++passed_shared_;
+  if (!transport::sendShared(options_.socket, passing, {memory, control, line})) {
+    raiseShareError("the memory cannot be passed to device " + options_.name + ": " +
+                    std::strerror(errno));
+  }
+  return passed_shared_;
 }
 
 // --- replies
@@ -306,7 +322,7 @@ Stream::Payload Stream::request(Kind kind, std::initializer_list<uint64_t> words
   noteLine();
   uint64_t sequence;
   {
-    const Lock held = session_.lock();
+    const Lock held = members_.lock();
     sequence = post(kind, words, held);
     ++traffic_.round_trips;
   }
@@ -345,7 +361,7 @@ void Stream::raise(wire::ErrorKind kind, const Payload& payload) {
   std::string text(both.substr(0, text_bytes));
   const std::string name(both.substr(text_bytes));
   // The cause lies on another member, which tells it better.
-  if (kind == wire::ErrorKind::kPeerFailed) session_.raiseFailureOfOthers(*this);
+  if (kind == wire::ErrorKind::kPeerFailed) members_.raiseFailureOfOthers(*this);
   const std::string place = placeOf(sequence);
   if (!name.empty() || !place.empty()) {
     text += "\n[shoal] raised by " + (name.empty() ? std::string("a transfer") : name) +

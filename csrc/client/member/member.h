@@ -15,9 +15,10 @@
 #include <unordered_set>
 #include <vector>
 
-#include "client/call/call_cache.h"
+#include "client/member/call_cache.h"
 #include "client/member/errors.h"
 #include "client/member/events.h"
+#include "client/member/observer.h"
 #include "memory/shared_memory.h"
 #include "network/client_link.h"
 #include "transport/location_table.h"
@@ -28,11 +29,7 @@
 
 namespace shoal::client {
 
-class Session;
-
-// Held from the first word of a message to the last, so that messages stay whole; and over all
-// messages that move one piece of memory, so that all streams agree on their order.
-using Lock = std::unique_lock<std::mutex>;
+class Members;
 
 struct StreamOptions {
   int socket = -1;
@@ -58,12 +55,12 @@ struct Traffic {
 
 class Stream {
  public:
-  Stream(StreamOptions options, Session& session, uint32_t member);
+  Stream(StreamOptions options, Members& members, uint32_t member);
   ~Stream();
   Stream(const Stream&) = delete;
 
   const StreamOptions& options() const { return options_; }
-  Session& session() const { return session_; }
+  uint32_t session() const;                    // its number
   uint32_t member() const { return member_; }  // its place in the lease
   uint32_t bit() const { return 1u << member_; }
   const memory::SharedMemory& arena() const { return arena_; }
@@ -132,8 +129,9 @@ class Stream {
     checkUsable();
     if (transport::nowNs() - checked_ns_.load(std::memory_order_relaxed) > kCheckNs) checkAlive();
   }
-  // Passes descriptors of shared memory to the worker, under a number that a message then names.
-  void passShared(uint64_t number, int memory, int control, int line);
+  // Passes descriptors of shared memory to the worker. Returns the number by which a message names
+  // them.
+  uint64_t passShared(int memory, int control, int line);
   uint64_t lastSequence() const { return sequence_; }
   Traffic& traffic(const Lock&) { return traffic_; }
 
@@ -166,7 +164,7 @@ class Stream {
   [[noreturn]] void raise(wire::ErrorKind kind, const Payload& payload);
 
   StreamOptions options_;
-  Session& session_;
+  Members& members_;
   uint32_t member_;
   memory::SharedMemory requests_region_, replies_region_, progress_region_, places_region_, arena_;
   transport::Progress* progress_;
@@ -181,6 +179,7 @@ class Stream {
   // which spares each of them a publication of its own.
   std::vector<wire::Address> unsent_frees_;
   Traffic traffic_;
+  uint64_t passed_shared_ = 0;  // shared memories so far
   CallCache cache_;
   std::timed_mutex learning_;
 

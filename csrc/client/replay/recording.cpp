@@ -5,8 +5,9 @@
 #include <stdexcept>
 
 #include "client/call/call_messages.h"
-#include "client/member/devices.h"
-#include "client/torch/tensor.h"
+#include "client/space/devices.h"
+#include "client/space/transfers.h"
+#include "client/tensor/tensor.h"
 
 namespace shoal::client {
 
@@ -40,9 +41,6 @@ bool alike(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
-thread_local Recording* Recording::current_ = nullptr;
-thread_local int Recording::pauses_ = 0;
-
 // --- recording
 
 Recording::Recording(c10::DeviceIndex index) : index_(index) {
@@ -52,7 +50,7 @@ Recording::Recording(c10::DeviceIndex index) : index_(index) {
   events_.reserve(2048);
   words_.reserve(size_t{1} << 14);
   const bool single = index > 0 && current_ == nullptr;
-  recording_ = single && session.recordTo(this, session.lock());
+  recording_ = single && session.observe(this, session.lock());
   if (recording_) {
     current_ = this;
   } else {
@@ -65,7 +63,7 @@ void Recording::stop() noexcept {
   recording_ = false;
   if (current_ == this) current_ = nullptr;
   Session* session = Devices::get().byNumber(session_number_);
-  if (session != nullptr) session->recordTo(nullptr, session->lock());
+  if (session != nullptr) session->observe(nullptr, session->lock());
 }
 
 size_t Recording::mark() const {
@@ -232,15 +230,15 @@ Repeat::~Repeat() {
 }
 
 void Repeat::until(size_t mark) {
-  const Recording::Aside aside;
+  const Observer::Aside aside;
   const uint64_t line = Stream::line();
   const size_t end = std::min(mark, recording_->events_.size());
   while (at_ < end) {
     stream_->awaitRoom();
-    if (const auto* upload = std::get_if<Recording::Upload>(&recording_->events_[at_])) {
+    if (const auto* sent = std::get_if<Recording::Upload>(&recording_->events_[at_])) {
       ++at_;
-      session_->upload(targets_[upload->symbol], upload->offset,
-                       recording_->bytes_.data() + upload->bytes.start, upload->bytes.count, false);
+      upload(*session_, targets_[sent->symbol], sent->offset,
+             recording_->bytes_.data() + sent->bytes.start, sent->bytes.count, false);
       continue;
     }
     const Lock held = session_->lock();
@@ -290,7 +288,7 @@ void Repeat::repeat(const Recording::Call& call, const Lock& held) {
   }
   Stream::setLine(call.line);
   session_->makeRoom(*stream_, uses_, freshBytes(cached->outputs), held);
-  postCall(*stream_, cached->id, {immediates_, uses_, made_}, held);
+  postCall(*session_, *stream_, cached->id, {immediates_, uses_, made_}, held);
 }
 
 void Repeat::repeat(const Recording::Mint& mint, const Lock& held) {

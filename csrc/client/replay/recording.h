@@ -19,15 +19,15 @@
 #include <variant>
 #include <vector>
 
-#include "client/call/call_cache.h"
 #include "client/call/call_template.h"
 #include "client/call/operator_info.h"
+#include "client/member/observer.h"
 #include "client/space/session.h"
 #include "wire/address.h"
 
 namespace shoal::client {
 
-class Recording {
+class Recording final : public Observer {
  public:
   // Begins to record what this thread tells device `index`. Fails where somebody else records.
   explicit Recording(c10::DeviceIndex index);
@@ -44,27 +44,17 @@ class Recording {
   // Between the two, what this thread does is not recorded: it belongs to this device alone.
   static void pause() { ++pauses_; }
   static void resume() { --pauses_; }
-  struct Aside {
-    Aside() { pause(); }
-    ~Aside() { resume(); }
-    Aside(const Aside&) = delete;
-  };
-  // The one that this thread records into; null: none.
-  static Recording* current() { return pauses_ == 0 ? current_ : nullptr; }
-  static void giveUp(const char* why) {
-    if (current() != nullptr) current_->fail(why);
-  }
 
-  // --- what happens. All but `posted` hold the session's lock, and all but `released`, which any
-  // thread may call, are of the thread that records.
+  void fail(std::string why) override;
   void called(const OperatorInfo& info, const CallTemplate& call, uint64_t graph,
               const std::vector<OutputMeta>& outputs, c10::ArrayRef<wire::Address> made,
-              const Lock&);
-  void minted(wire::Address address, uint64_t bytes, c10::DeviceIndex index);
-  void released(wire::Address address) noexcept;
-  void uploaded(wire::Address base, uint64_t offset, const void* from, uint64_t bytes, const Lock&);
-  // Any message at all: those that are not recorded as one of the above make it fail.
-  void posted(wire::Kind kind);
+              const Lock&) override;
+  void minted(wire::Address address, uint64_t bytes, c10::DeviceIndex index) override;
+  void released(wire::Address address) noexcept override;
+  void uploaded(wire::Address base, uint64_t offset, const void* from, uint64_t bytes,
+                const Lock&) override;
+  // Any message at all: a message that is not one of the above makes it fail.
+  void posted(wire::Kind kind) override;
 
  private:
   friend class Repeat;
@@ -104,16 +94,12 @@ class Recording {
     bool kept = false;   // was made, and not freed since
   };
 
-  void fail(std::string why);
   Symbol symbolOf(wire::Address base);  // a new one, from outside, if there is none
   Symbol known(wire::Address base) const {
     const uint32_t slot = wire::slotOf(base);
     return slot < by_slot_.size() ? by_slot_[slot] : 0;
   }
   Symbol name(wire::Address base, bool outside);
-
-  static thread_local Recording* current_;
-  static thread_local int pauses_;
 
   uint32_t session_number_;
   c10::DeviceIndex index_;

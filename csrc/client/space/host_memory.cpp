@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "base/byte_units.h"
-#include "client/member/devices.h"
+#include "client/space/devices.h"
 #include "client/space/session.h"
 
 namespace shoal::client {
@@ -78,7 +78,7 @@ void HostMemory::reclaimLeft() {
 
 void HostMemory::usedBy(const void* p, const Stream& stream, uint64_t sequence) {
   std::lock_guard lock(mutex_);
-  last_use_[offsetOf(p)] = {stream.session().number(), stream.member(), sequence};
+  last_use_[offsetOf(p)] = {stream.session(), stream.member(), sequence};
 }
 
 Stream* HostMemory::pendingOn(const Use& use) {
@@ -126,7 +126,8 @@ void HostMemory::releasePinned(uint64_t offset) {
     }
   }
   if (last != nullptr) {
-    last->session().releaseHostAfter(offset, *last, sequence);
+    Session* session = Devices::get().byNumber(last->session());
+    session->hostReleases(session->lock()).add(offset, *last, sequence);
   } else {
     release(offset);
   }

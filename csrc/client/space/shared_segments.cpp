@@ -1,14 +1,6 @@
-// Segments in memory that other sessions have too.
-//
-// A shared segment has one copy, on one member: its home. Calls that use it run there, so that
-// every use is checked against what the sharing allows at that moment. Segments of the whole lease
-// all share on the same member, so that no call needs two such places.
-#include <cerrno>
-#include <cstring>
+#include "client/space/shared_segments.h"
 
 #include "client/member/errors.h"
-#include "client/space/session.h"
-#include "transport/shared_passing.h"
 
 namespace shoal::client {
 
@@ -16,104 +8,94 @@ using wire::Address;
 using wire::Kind;
 using wire::ShareMode;
 
-void Stream::passShared(uint64_t number, int memory, int control, int line) {
-  transport::SharedPassing passing;
-  passing.number = number;
-  if (!transport::sendShared(options_.socket, passing, {memory, control, line})) {
-    raiseShareError("the memory cannot be passed to device " + options_.name + ": " +
-                    std::strerror(errno));
-  }
-}
-
-void Session::share(Address base, size_t number, const SharedDescriptors& fds, ShareMode mode) {
-  synchronize(0);  // what failed before is told as what it is
-  Stream& member = *members_.at(number);
+void share(Session& session, Address base, size_t number, const SharedDescriptors& fds,
+           ShareMode mode) {
+  session.synchronize(0);  // an earlier failure is raised as what it is
+  Stream& member = session.member(number);
   uint64_t sequence = 0;
   {
-    const Lock held = lock();
+    const Lock held = session.lock();
     member.checkUsable();
-    Segment& segment = at(base);
-    if (segment.shared) raiseShareError("this tensor is shared already: use the same handle");
-    if (extents(base, held) != nullptr) {
+    Directory& directory = session.directory(held);
+    if (directory.at(base).shared)
+      raiseShareError("this tensor is shared already: use the same handle");
+    if (directory.extents(base) != nullptr) {
       raiseShareError(
-          "this tensor is larger than any device, so it is in pieces and cannot be "
-          "shared. Share parts of it: shoal.share(tensor[:n].clone())");
+          "this tensor is larger than any device, so it is sharded and cannot be "
+          "shared. Share slices of it: shoal.share(tensor[:n].clone())");
     }
     const SegmentUse use{base, true};
-    makeRoom(member, use, 0, held);
-    bringToWrite(base, member, held);
-    invalidate(base, member, member.lastSequence(), held);
-    member.passShared(++shared_number_, fds.memory, fds.control, fds.line);
-    segment.shared = true;
+    session.makeRoom(member, use, 0, held);
+    session.bringToWrite(base, member, held);
+    session.invalidate(base, member, member.lastSequence(), held);
+    const uint64_t passed = member.passShared(fds.memory, fds.control, fds.line);
+    directory.setShared(base, true);
     sequence = member.post(
         Kind::kShare,
-        {base, segment.bytes, shared_number_, static_cast<uint64_t>(mode), fds.participant}, held);
-    segment.written_at = sequence;
+        {base, directory.at(base).bytes, passed, static_cast<uint64_t>(mode), fds.participant},
+        held);
+    directory.wrote(base, member.member(), sequence);
   }
   try {
     member.await(sequence);
   } catch (...) {
-    const Lock held = lock();
-    at(base).shared = false;
+    session.directory(session.lock()).setShared(base, false);
     throw;
   }
-  const Lock held = lock();
-  Segment& segment = at(base);
-  if (segment.host_block != 0) releaseHostLater(segment.host_block - 1, held);
-  segment.host_block = 0;
+  const Lock held = session.lock();
+  const uint64_t block = session.directory(held).dropHostBlock(base);
+  if (block != 0) session.hostReleases(held).add(block - 1);
 }
 
-Address Session::openShared(uint64_t bytes, size_t number, const SharedDescriptors& fds,
-                            ShareMode mode) {
-  synchronize(0);
-  Stream& member = *members_.at(number);
+Address openShared(Session& session, uint64_t bytes, size_t number, const SharedDescriptors& fds,
+                   ShareMode mode) {
+  session.synchronize(0);
+  Stream& member = session.member(number);
   Address base = 0;
   uint64_t sequence = 0;
   {
-    const Lock held = lock();
-    base = mint(bytes, 0, held);
+    const Lock held = session.lock();
+    base = session.mint(bytes, 0, held);
     try {
       const SegmentUse use{base, true};
-      makeRoom(member, use, 0, held);
-      member.passShared(++shared_number_, fds.memory, fds.control, fds.line);
+      session.makeRoom(member, use, 0, held);
+      const uint64_t passed = member.passShared(fds.memory, fds.control, fds.line);
       sequence = member.post(
-          Kind::kOpen, {base, bytes, shared_number_, static_cast<uint64_t>(mode), fds.participant},
-          held);
+          Kind::kOpen, {base, bytes, passed, static_cast<uint64_t>(mode), fds.participant}, held);
     } catch (...) {
-      releaseLocked(base, held);
+      session.release(base, held);
       throw;
     }
-    made(base, member, sequence, held);
-    at(base).shared = true;
+    session.made(base, member, sequence, held);
+    session.directory(held).setShared(base, true);
   }
   try {
     member.await(sequence);
   } catch (...) {
-    release(base);
+    session.release(base);
     throw;
   }
   return base;
 }
 
-void Session::unshare(Address base) {
+void unshare(Session& session, Address base) {
   Stream* member = nullptr;
   uint64_t sequence = 0;
   {
-    const Lock held = lock();
-    if (!at(base).shared) return;
-    member = home(base, held);
+    const Lock held = session.lock();
+    Directory& directory = session.directory(held);
+    if (!directory.at(base).shared) return;
+    member = session.home(base, held);
     member->checkUsable();
     sequence = member->post(Kind::kUnshare, {base}, held);
-    at(base).written_at = sequence;
+    directory.wrote(base, member->member(), sequence);
   }
   member->await(sequence);
-  const Lock held = lock();
-  at(base).shared = false;
+  session.directory(session.lock()).setShared(base, false);
 }
 
-bool Session::isShared(Address base) {
-  const Lock held = lock();
-  return at(base).shared;
+bool isShared(Session& session, Address base) {
+  return session.directory(session.lock()).at(base).shared;
 }
 
 }  // namespace shoal::client

@@ -15,9 +15,9 @@
 #include <mutex>
 #include <vector>
 
-#include "client/call/dispatch.h"
 #include "client/call/operator_info.h"
-#include "client/torch/tensor.h"
+#include "client/dispatch/dispatch.h"
+#include "client/tensor/tensor.h"
 #include "client/torch/worker_graph.h"
 
 namespace shoal::client {

@@ -8,12 +8,13 @@
 #include <mutex>
 #include <vector>
 
-#include "client/call/dispatch.h"
-#include "client/call/infer.h"
 #include "client/call/operator_info.h"
-#include "client/member/devices.h"
+#include "client/dispatch/dispatch.h"
 #include "client/member/interrupts.h"
-#include "client/torch/tensor.h"
+#include "client/space/devices.h"
+#include "client/space/transfers.h"
+#include "client/tensor/inference.h"
+#include "client/tensor/tensor.h"
 
 namespace shoal::client {
 namespace {
@@ -76,8 +77,8 @@ void copyToDevice(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   const wire::Address base = baseOf(self);
   Session& session = sessionOf(self);
   try {
-    session.upload(base, addressOf(self) - base, from.const_data_ptr(), from.nbytes(),
-                   non_blocking);
+    upload(session, base, addressOf(self) - base, from.const_data_ptr(), from.nbytes(),
+           non_blocking);
   } catch (const Interrupted&) {
     keepWhileBusy(from, session);
     throw;
@@ -89,8 +90,8 @@ void readFrom(const at::Tensor& from, at::Tensor& to, bool non_blocking) {
   const wire::Address base = baseOf(from);
   Session& session = sessionOf(from);
   try {
-    session.download(base, addressOf(from) - base, to.mutable_data_ptr(), from.nbytes(),
-                     non_blocking);
+    download(session, base, addressOf(from) - base, to.mutable_data_ptr(), from.nbytes(),
+             non_blocking);
   } catch (const Interrupted&) {
     keepWhileBusy(to, session);
     throw;
@@ -138,8 +139,8 @@ void copyBetweenDevices(at::Tensor& self, const at::Tensor& source) {
   }
   const wire::Address to_base = baseOf(self);
   const wire::Address from_base = baseOf(from);
-  sessionOf(self).copyAcross(to_base, addressOf(self) - to_base, from_base,
-                             addressOf(from) - from_base, from.nbytes());
+  copyAcross(sessionOf(self), to_base, addressOf(self) - to_base, from_base,
+             addressOf(from) - from_base, from.nbytes());
 }
 
 // The lazy conjugate and negative bits of either side become a real operation on the destination.

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <atomic>
 
-#include "client/member/devices.h"
 #include "client/member/events.h"
+#include "client/space/devices.h"
 #include "wire/cursor.h"
 
 namespace shoal::client {

@@ -3,10 +3,10 @@
 
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 
-#include "client/member/devices.h"
+#include "client/space/devices.h"
 #include "client/space/host_memory.h"
-#include "client/torch/generator.h"
-#include "client/torch/tensor.h"
+#include "client/tensor/generator.h"
+#include "client/tensor/tensor.h"
 
 namespace shoal::client {
 namespace {

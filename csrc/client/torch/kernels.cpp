@@ -12,8 +12,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "client/call/dispatch.h"
 #include "client/call/operator_info.h"
+#include "client/dispatch/dispatch.h"
 
 namespace shoal::client {
 namespace {

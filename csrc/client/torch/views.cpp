@@ -12,9 +12,9 @@
 #include <torch/library.h>
 
 #include "client/call/infer.h"
-#include "client/member/devices.h"
-#include "client/sharded/sharded_tensor.h"
-#include "client/torch/tensor.h"
+#include "client/space/devices.h"
+#include "client/tensor/sharded_tensor.h"
+#include "client/tensor/tensor.h"
 
 namespace shoal::client {
 namespace {

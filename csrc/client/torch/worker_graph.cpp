@@ -9,9 +9,9 @@
 
 #include <atomic>
 
-#include "client/call/dispatch.h"
-#include "client/member/devices.h"
-#include "client/torch/tensor.h"
+#include "client/dispatch/dispatch.h"
+#include "client/space/devices.h"
+#include "client/tensor/tensor.h"
 
 namespace shoal::client {
 namespace {
@@ -26,7 +26,7 @@ class RecordedBackward final : public torch::autograd::Node {
                    const std::vector<at::Tensor>& leaves, size_t outputs)
       : graph_(graph),
         device_(device),
-        session_(ran.session().number()),
+        session_(ran.session()),
         member_(ran.member()),
         outputs_(outputs) {
     for (const auto& leaf : leaves) {
@@ -144,7 +144,7 @@ void dispatchWithGraph(const OperatorInfo& info, torch::jit::Stack* stack) {
   const c10::Device device = leaves[0].device();
   auto edges = torch::autograd::collect_next_edges(leaves);
   const size_t below = stack->size() - info.argument_count;
-  const Stream& ran = dispatchRecorded(info, stack, graph);
+  const Stream& ran = dispatchWithWorkerGraph(info, stack, graph);
   const size_t outputs = stack->size() - below;
   auto node = c10::make_intrusive<RecordedBackward>(graph, device, ran, leaves, outputs);
   node->set_next_edges(std::move(edges));

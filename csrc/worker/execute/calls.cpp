@@ -14,7 +14,7 @@
 #include "transport/ring.h"
 #include "wire/layout.h"
 #include "wire/limits.h"
-#include "worker/execute/failure.h"
+#include "worker/failure/failure.h"
 
 namespace shoal::worker {
 
@@ -44,22 +44,21 @@ bool sameLayout(const Shape& shape, const at::Tensor& tensor) {
   return true;
 }
 
-// Whether nothing but this tensor holds its storage, from the start: then the storage can become a
-// segment as it is.
-// The storage must really hold what the tensor spans: torch's "zero tensors" have no memory at all.
+// Whether the storage can become a segment as it is: only this tensor holds it, and starts where it
+// starts. It must hold all that the tensor spans: torch's "zero tensors" have no memory at all.
 bool ownsStorage(const at::Tensor& tensor, size_t holders) {
   return tensor.has_storage() && tensor.storage().use_count() == holders &&
          tensor.storage_offset() == 0 && !tensor.is_conj() && !tensor.is_neg() &&
          (tensor.numel() == 0 || tensor.storage().data() != nullptr);
 }
 
-// The worker's loop runs below autograd; a recorded call needs it for the time of one operator.
+// The worker's loop runs below autograd. A recorded call needs autograd for one operator.
 struct AboveAutograd {
   c10::impl::ForceDispatchKeyGuard keys{c10::default_included_set, c10::default_excluded_set};
   c10::AutoGradMode with_grad{true};
 };
 
-// For the time of one operator, the device's default generator continues the lease's.
+// For one operator, the device's default generator continues the lease's generator.
 class LeaseRandom {
  public:
   explicit LeaseRandom(Generators& generators)
@@ -131,7 +130,7 @@ void Calls::prepare(Reader& reader, uint64_t sequence) {
     entry.call = parsePrepared(name, Reader(arguments, wire::low(second)),
                                Reader(outputs, wire::high(second)), device_);
   } catch (...) {
-    // Told when the call comes, so that a learning call can raise it in the client's own line.
+    // The call reports it, so that a synchronous call raises it in the client's own line.
     entry.failure = describe(std::current_exception(), sequence, operator_name_);
   }
 }
@@ -181,7 +180,7 @@ std::optional<std::vector<uint64_t>> Calls::run(const PreparedCall& prepared, Ru
     run.stack.push_back(build(prepared.arguments[i], run));
   }
   if (run.poison != nullptr) {
-    // The failure itself was told or will be; what follows from it is only marked.
+    // A reply reports the failure itself. Its consequences are only marked.
     if (learning) throw PoisonedError(run.poison);
     poison(addresses, count, run.poison);
     return std::nullopt;
@@ -305,7 +304,7 @@ int64_t Calls::threadCpuNs() {
 }
 
 void Calls::throttle(int64_t took_ns) {
-  // What others do on this core is not the device's slowness. (Of several threads we see one.)
+  // Other threads on this core do not make the device slower. (Of several threads this sees one.)
   const int64_t worked_ns = threadCpuNs();
   if (at::get_num_threads() == 1) took_ns = std::min(took_ns, worked_ns - worked_seen_ns_);
   worked_seen_ns_ = worked_ns;
@@ -359,7 +358,7 @@ void Calls::bindOutput(const Shape& shape, const at::Tensor& value, wire::Addres
     segments_.bind(address, value.storage(), static_cast<uint64_t>(shape.span_bytes));
     return;
   }
-  // Another layout than the client expects, or memory that something else holds too.
+  // The layout is not what the client expects, or something else holds the memory too.
   at::Tensor copy = at::empty_strided(shape.sizes, shape.strides,
                                       at::TensorOptions().dtype(shape.dtype).device(device_));
   copy.copy_(value);
@@ -400,7 +399,7 @@ std::vector<uint64_t> Calls::learn(const PreparedCall& prepared, const torch::ji
         argument.strides() == at::IntArrayRef(before[i].strides)) {
       continue;
     }
-    // An `out=` argument that the operator resized: it gets a segment of its own again.
+    // The operator resized an `out=` argument: it gets a segment of its own again.
     learned_.push_back(argument.clone(at::MemoryFormat::Preserve));
     appendShape(payload, shapeHead(OutputKind::kResized, learned_.back(), i), learned_.back());
   }
@@ -454,7 +453,7 @@ void Calls::keepGraph(uint64_t graph, Run& run) {
   for (auto& result : run.stack) {
     TORCH_CHECK(result.isTensor(), "only operators that return tensors can be recorded");
     kept.outputs.push_back(result.toTensor());
-    // What the client gets is the value; the graph keeps the variable.
+    // The client gets the value. The graph keeps the variable.
     result = result.toTensor().detach();
   }
 }

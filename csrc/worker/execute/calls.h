@@ -7,28 +7,17 @@
 
 #include <memory>
 #include <optional>
-#include <stdexcept>
 #include <unordered_map>
 #include <vector>
 
 #include "worker/execute/device.h"
 #include "worker/execute/prepared.h"
+#include "worker/failure/failure.h"
 #include "worker/paging/segments.h"
 
 namespace shoal::worker {
 
-// A value was asked for that a failed call was to make.
-class PoisonedError : public std::runtime_error {
- public:
-  explicit PoisonedError(std::shared_ptr<const Failure> cause)
-      : std::runtime_error(cause->text), cause_(std::move(cause)) {}
-  const std::shared_ptr<const Failure>& cause() const { return cause_; }
-
- private:
-  std::shared_ptr<const Failure> cause_;
-};
-
-// Runs an operator on its arguments. Replaced only where the front of the executor is tested alone.
+// Runs an operator on its arguments. The fuzzer replaces it, to test the executor alone.
 using RunOperator = void (*)(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 inline void runOperator(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   op.callBoxed(stack);
@@ -49,8 +38,8 @@ class Calls {
     prepared_.clear();
     prepared_words_ = 0;
   }
-  // Runs a call. A learning call returns what its reply says of the outputs. On failure the outputs
-  // are poisoned and the failure is thrown on.
+  // Runs a call. A synchronous call returns the reply that describes its outputs. A failed call
+  // poisons its outputs and throws.
   std::optional<std::vector<uint64_t>> call(uint16_t flags, wire::Reader& reader,
                                             uint64_t sequence);
   void bindLearned(wire::Reader& reader);
@@ -85,7 +74,7 @@ class Calls {
     const uint64_t* immediates = nullptr;
     bool record = false;
     bool lease_random = false;
-    bool writes = false;  // the argument that is being built is changed by the operator
+    bool writes = false;  // the operator changes the argument that is being built
   };
 
   std::optional<std::vector<uint64_t>> run(const PreparedCall& prepared, Run& run, uint64_t graph,
@@ -115,13 +104,13 @@ class Calls {
   Generators& generators_;
   RunOperator run_operator_;
   std::unordered_map<uint32_t, Entry> prepared_;
-  size_t prepared_words_ = 0;  // of all templates: what a client can make us keep is bounded
+  size_t prepared_words_ = 0;  // of all templates; a limit bounds it
   std::unordered_map<uint64_t, Graph> graphs_;
-  std::vector<at::Tensor> learned_;  // outputs of the last learning call, until kBind names them
+  std::vector<at::Tensor> learned_;  // outputs of the last synchronous call, until kBind names them
   std::string operator_name_;
   uint64_t count_ = 0;
   int64_t busy_ns_ = 0;
-  int64_t owed_ns_ = 0;         // time that a slower device would still have taken
+  int64_t owed_ns_ = 0;         // time that the slower device would still need
   int64_t worked_seen_ns_ = 0;  // the thread's time at the last look
 };
 

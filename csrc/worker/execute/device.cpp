@@ -68,12 +68,14 @@ void DeviceMemory::emptyCache() const {
 void Events::record(uint64_t event, transport::Passed now) {
   if (moments_.size() >= wire::kEventsMax) throw wire::ProtocolError("too many events are alive");
   moments_[event] = now;
-  if (device_.is_cpu()) return;
-  const c10::impl::VirtualGuardImpl guard(device_.type());
-  c10::Event recorded(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
-  recorded.record(guard.getStream(device_));
-  device_events_.erase(event);
-  device_events_.emplace(event, std::move(recorded));
+  if (!device_.is_cpu()) {
+    const c10::impl::VirtualGuardImpl guard(device_.type());
+    c10::Event recorded(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
+    recorded.record(guard.getStream(device_));
+    device_events_.erase(event);
+    device_events_.emplace(event, std::move(recorded));
+  }
+  if (progress_ != nullptr) transport::note(*progress_, event, now);
 }
 
 Events::Elapsed Events::elapsed(uint64_t start, uint64_t end) {
@@ -92,8 +94,8 @@ Events::Elapsed Events::elapsed(uint64_t start, uint64_t end) {
 }
 
 bool Events::isPast(uint64_t event) const {
-  if (device_.is_cpu()) return true;  // nothing is issued there: a call is done when it returns
-  // All calls of the session go to the stream that is current here, so its query speaks for all.
+  if (device_.is_cpu()) return true;  // a CPU call is done when it returns
+  // All calls of the session go to the current stream, so its query covers all of them.
   if (event == 0) return c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).query();
   const auto found = device_events_.find(event);
   return found == device_events_.end() || found->second.query();

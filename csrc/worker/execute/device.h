@@ -35,19 +35,22 @@ class DeviceMemory {
 // Points in the stream, and the time between them as the device saw it.
 class Events {
  public:
-  explicit Events(c10::Device device) : device_(device) {}
+  // The client reads in `progress` when an event is past; null: it does not.
+  Events(c10::Device device, transport::Progress* progress)
+      : device_(device), progress_(progress) {}
   void record(uint64_t event, transport::Passed now);
   struct Elapsed {
     double all_ms;
     double waited_ms;  // of that, for other devices of the lease
   };
   Elapsed elapsed(uint64_t start, uint64_t end);
-  // Whether the device has done all that was issued before the event (0: all so far). Never waits.
+  // Whether the device has done all work from before the event (0: all so far). Never waits.
   bool isPast(uint64_t event) const;
   void drop(uint64_t event);
 
  private:
   c10::Device device_;
+  transport::Progress* progress_;
   std::unordered_map<uint64_t, transport::Passed> moments_;
   std::unordered_map<uint64_t, c10::Event> device_events_;
 };

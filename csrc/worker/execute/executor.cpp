@@ -7,7 +7,7 @@
 #include "base/byte_units.h"
 #include "transport/ring.h"
 #include "wire/limits.h"
-#include "worker/execute/failure.h"
+#include "worker/failure/failure.h"
 
 namespace shoal::worker {
 
@@ -27,31 +27,25 @@ Executor::Executor(ExecutorOptions options, const memory::SharedMemory& host, Ar
       arena_(arena),
       memory_bytes_(options.memory_bytes),
       peers_(options.peers),
-      progress_(options.progress),
       shared_(options.shared),
       reader_(options.reader),
       replies_(replies),
       memory_(options.device),
-      events_(options.device),
+      events_(options.device, options.progress),
       generators_(options.device),
-      segments_(options.session),
+      segments_({options.session,
+                 arena,
+                 &host,
+                 options.peers,
+                 options.places,
+                 options.swap,
+                 {options.memory_bytes, options.least_recent}}),
       calls_(options.device, options.speed, segments_, generators_, options.run_operator) {
-  segments_.setPeers(options.peers);
-  if (arena_ != nullptr) {
-    pager_ = std::make_unique<Pager>(options.pager, *arena_);
-    segments_.setPager(pager_.get());
-    arena_->onShortage([this](uint64_t bytes) { return reclaim(bytes); });
-  }
-  if (pager_ != nullptr && options.requests != nullptr) {
-    lookahead_ = std::make_unique<Lookahead>(
-        *options.requests, [this](uint32_t id) { return calls_.addressWords(id); });
-    pager_->setLookahead(lookahead_.get());
+  if (options.requests != nullptr) {
+    segments_.lookAhead(*options.requests, [this](uint32_t id) { return calls_.addressWords(id); });
   }
   if (peers_ != nullptr && peers_->countHere() < peers_->count() && options.requests != nullptr) {
     fetch_ahead_ = std::make_unique<FetchAhead>(*options.requests, *peers_);
-  }
-  if (options.places != nullptr) {
-    segments_.publish(options.places, &host, arena == nullptr ? nullptr : &arena->region());
   }
 }
 
@@ -62,8 +56,7 @@ void Executor::handle(const std::vector<uint64_t>& message, uint64_t sequence) {
   kind_ = static_cast<Kind>(kind);
   sequence_ = sequence;
   replied_ = false;
-  segments_.setNow(sequence);
-  if (pager_ != nullptr) pager_->between(sequence);
+  segments_.begin(sequence);
   try {
     if (kind == 0 || kind > static_cast<uint16_t>(Kind::kLast)) {
       throw ProtocolError("message kind " + std::to_string(kind) + " does not exist");
@@ -83,7 +76,7 @@ void Executor::fail(std::exception_ptr error, bool reply_now) {
   try {
     std::rethrow_exception(error);
   } catch (const PoisonedError& poisoned) {
-    // Told as what it is: a consequence. The text and the call are those of the cause.
+    // A consequence: it has the text and the call of its cause.
     Failure consequence = *poisoned.cause();
     failure = std::make_shared<const Failure>(std::move(consequence));
   } catch (...) {
@@ -91,19 +84,16 @@ void Executor::fail(std::exception_ptr error, bool reply_now) {
     failure = describe(std::current_exception(), sequence_, in_call ? calls_.operatorName() : "");
   }
   if (!reply_now) {
-    if (pending_ == nullptr) {
-      pending_ = std::move(failure);
-      pending_at_ = sequence_;
-    }
+    if (pending_.failure == nullptr) pending_ = {std::move(failure), sequence_};
     return;
   }
   if (!replyPending()) replyFailure(*failure, /*at=*/0);  // the older one first
 }
 
 bool Executor::replyPending() {
-  if (pending_ == nullptr) return false;
-  const auto failure = std::exchange(pending_, nullptr);
-  replyFailure(*failure, pending_at_);
+  if (pending_.failure == nullptr) return false;
+  const Pending pending = std::exchange(pending_, {});
+  replyFailure(*pending.failure, pending.at);
   return true;
 }
 
@@ -113,7 +103,7 @@ void Executor::reply(const std::vector<uint64_t>& payload) {
   replies_.send(kind_, wire::ErrorKind::kNone, sequence_, payload);
 }
 
-// `at` is the message in which it showed; 0: the one that is replied to, so nobody else's affair.
+// `at` is the message in which it showed; 0: the one that this replies to.
 void Executor::replyFailure(const Failure& failure, uint64_t at) {
   replied_ = true;
   std::string text = failure.text.substr(0, wire::kErrorTextBytesMax);
@@ -207,17 +197,12 @@ void Executor::dispatch(Kind kind, uint16_t flags, Reader& reader) {
       return unshare(reader);
     case Kind::kTrim:
       if (arena_ != nullptr) arena_->trim();
-      if (pager_ != nullptr) pager_->trim();
+      segments_.trim();
       return memory_.emptyCache();
     case Kind::kPad:
       break;
   }
   throw ProtocolError("padding is no message");
-}
-
-bool Executor::reclaim(uint64_t bytes) {
-  if (segments_.bury(/*wait=*/true)) return true;
-  return pager_ != nullptr && pager_->reclaim(bytes);
 }
 
 std::byte* Executor::hostRange(uint64_t offset, uint64_t bytes) const {
@@ -250,7 +235,7 @@ void Executor::adopt(Reader& reader) {
   const uint64_t bytes = reader.word("bytes");
   std::byte* host = hostRange(reader.word("host offset"), bytes);
   if (!memory_.isHost()) throw ProtocolError("only a CPU device can adopt host memory");
-  const uint64_t limit = memory_bytes_ + (pager_ != nullptr ? pager_->spillBytes() : 0);
+  const uint64_t limit = memory_bytes_ + segments_.swapBytes();
   TORCH_CHECK_WITH(OutOfMemoryError, bytes <= limit && segments_.boundBytes() <= limit - bytes,
                    "the lease is out of memory. Tried to allocate ", memory::readable(bytes), "; ",
                    memory::readable(segments_.boundBytes()), " of ", memory::readable(limit),
@@ -281,11 +266,11 @@ void Executor::copyHost(Reader& reader, bool into_device) {
   }
 }
 
-// A copy that fails may be there in part, and what it was to replace is gone by the stream's word:
-// nobody reads it.
+// Poisons the target if the copy fails: some of its bytes may be there, and the stream does not
+// want the old ones.
 template <typename Copy>
 void Executor::copyInto(wire::Address to, uint64_t bytes, const Copy& copy) {
-  segments_.resolve(to, bytes);  // a message that makes no sense changes nothing
+  segments_.resolve(to, bytes);  // an invalid message changes nothing
   try {
     copy();
   } catch (const transport::PeerLost&) {
@@ -341,7 +326,8 @@ void Executor::locate(Reader& reader) {
   const uint64_t bytes = reader.word("bytes");
   const std::byte* data = deviceRange(address, bytes, false).data;
   bytes_out_ += bytes;
-  // Where it is, our table of places says. Shared memory is not in it: the client asks for a copy.
+  // The location table says where it is. Shared memory is not in the table: the client then asks
+  // for a copy.
   if (segments_.resolve(address, bytes).segment->shared != nullptr) return;
   if ((arena_ == nullptr || !arena_->region().contains(data)) && !host_.contains(data)) {
     throw ProtocolError("the segment is not in shared memory");
@@ -390,8 +376,8 @@ void Executor::fetchAdd(Reader& reader) {
 void Executor::addFrom(const Fetch& fetch, at::ScalarType type) {
   const Range target = deviceRange(fetch.to, fetch.bytes, true);
   const bool elsewhere = peers_->toldBy(fetch.peer) != nullptr;
-  // A piece is whole before it is added: what is read meanwhile may be read again. Pieces stay in
-  // the cache; from another machine all comes at once.
+  // Add a chunk only when it is complete: a read may repeat it. Chunks stay in the cache. From
+  // another machine everything comes at once.
   const uint64_t piece_bytes = elsewhere ? fetch.bytes : std::min(fetch.bytes, kAddBytes);
   const c10::Storage piece = memory_.allocate(piece_bytes);
   auto* const buffer = static_cast<std::byte*>(piece.mutable_data());
@@ -459,17 +445,15 @@ void Executor::generatorSet(Reader& reader) {
 void Executor::recordEvent(uint64_t event) {
   const transport::Passed now{transport::nowNs(), peers_ == nullptr ? 0 : peers_->waitedNs()};
   events_.record(event, now);
-  if (progress_ != nullptr) transport::note(*progress_, event, now);
 }
 
 void Executor::stats() {
-  const PagerCounters paged = pager_ != nullptr ? pager_->counters() : PagerCounters();
+  const SwapCounters paged = segments_.counters();
   reply({arena_ != nullptr ? arena_->usedBytes() : 0,
          arena_ != nullptr ? arena_->reservedBytes() : 0, segments_.boundBytes(), segments_.count(),
          calls_.count(), static_cast<uint64_t>(calls_.busyNs()), bytes_in_, bytes_out_, bytes_peer_,
          paged.in_bytes, paged.out_bytes, paged.disk_bytes, paged.dropped_bytes,
-         paged.prefetched_bytes, static_cast<uint64_t>(paged.stall_ns),
-         pager_ != nullptr ? pager_->swappedBytes() : 0,
+         paged.prefetched_bytes, static_cast<uint64_t>(paged.stall_ns), segments_.swappedBytes(),
          peers_ != nullptr ? peers_->aheadBytes() : 0});
 }
 

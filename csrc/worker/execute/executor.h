@@ -1,5 +1,5 @@
-// Runs the messages of one op stream, in order, on one device. Nothing a message says is used
-// before it was checked; what fails is kept as a Failure and told at the next reply.
+// Runs the messages of one op stream, in order, on one device. It checks everything in a message
+// before it uses it. It keeps the first Failure, and the next reply reports it.
 #pragma once
 
 #include <memory>
@@ -10,8 +10,6 @@
 #include "worker/execute/device.h"
 #include "worker/paging/arena.h"
 #include "worker/paging/fetch_ahead.h"
-#include "worker/paging/lookahead.h"
-#include "worker/paging/pager.h"
 #include "worker/paging/segments.h"
 #include "worker/peers/fetch.h"
 #include "worker/shared/reader_memory.h"
@@ -32,12 +30,13 @@ struct ExecutorOptions {
   c10::Device device{c10::DeviceType::CPU};
   uint64_t memory_bytes = 0;     // what the lease grants
   const Peers* peers = nullptr;  // the other devices of the lease, if there are any
-  const transport::RingConsumer* requests = nullptr;  // the stream itself, to look ahead in
-  PagerOptions pager;
-  transport::Places* places = nullptr;      // where these find our segments
-  transport::Progress* progress = nullptr;  // where the client finds when events were passed
-  SharedMemories* shared = nullptr;         // memories of other sessions that the client passes
-  ReaderMemory* reader = nullptr;           // where a reader at this node puts samples
+  const transport::RingConsumer* requests = nullptr;  // the stream, to look ahead
+  SwapOptions swap;
+  bool least_recent = false;                // page by plain LRU on demand, to compare with
+  transport::Places* places = nullptr;      // where they find this device's segments
+  transport::Progress* progress = nullptr;  // where the client finds the times of events
+  SharedMemories* shared = nullptr;         // shared tensors that the client passes
+  ReaderMemory* reader = nullptr;           // where a data reader at this node puts samples
   double speed = 1.0;  // below 1, calls take 1/speed of their time: an unequal device to test with
   RunOperator run_operator = &runOperator;
 };
@@ -51,8 +50,8 @@ class Executor {
 
   // Runs one message. Throws only if replying fails.
   void handle(const std::vector<uint64_t>& message, uint64_t sequence);
-  // Whether something failed that the client was not told of yet.
-  bool hasFailed() const { return pending_ != nullptr; }
+  // Whether a failure is pending that no reply has reported.
+  bool hasFailed() const { return pending_.failure != nullptr; }
 
  private:
   void dispatch(wire::Kind kind, uint16_t flags, wire::Reader& reader);
@@ -89,8 +88,6 @@ class Executor {
   void generatorSet(wire::Reader& reader);
   void recordEvent(uint64_t event);
   void stats();
-  // Frees memory for an allocation that found none; false if nothing can be freed.
-  bool reclaim(uint64_t bytes);
   std::byte* hostRange(uint64_t offset, uint64_t bytes) const;
   struct Range {
     std::byte* data;
@@ -103,11 +100,15 @@ class Executor {
   bool replyPending();
   void replyFailure(const Failure& failure, uint64_t at);
 
+  struct Pending {  // the first failure that no reply has reported
+    std::shared_ptr<const Failure> failure;
+    uint64_t at = 0;  // the message in which it showed
+  };
+
   const memory::SharedMemory& host_;
   Arena* arena_;
   uint64_t memory_bytes_;
   const Peers* peers_;
-  transport::Progress* progress_;
   SharedMemories* shared_;
   ReaderMemory* reader_;
   ReplySink& replies_;
@@ -116,11 +117,8 @@ class Executor {
   Generators generators_;
   Segments segments_;
   Calls calls_;
-  std::unique_ptr<Pager> pager_;  // of a device whose memory is ours to manage
-  std::unique_ptr<Lookahead> lookahead_;
   std::unique_ptr<FetchAhead> fetch_ahead_;  // where the lease has devices on other machines
-  std::shared_ptr<const Failure> pending_;   // the first failure that the client was not told of
-  uint64_t pending_at_ = 0;                  // the message in which it showed
+  Pending pending_;
 
   wire::Kind kind_ = wire::Kind::kPad;  // of the message that runs now
   uint64_t sequence_ = 0;

@@ -317,7 +317,7 @@ PreparedCall parsePrepared(std::string_view name, Reader template_words, Reader 
   TemplateParser parser(template_words, device);
   for (const auto& argument : op->schema().arguments()) {
     call.arguments.push_back(parser.parse(argument.real_type()));
-    // Batch norm changes its running statistics, though some of its schemas do not say so.
+    // Batch norm changes its running statistics, but some of its schemas do not say so.
     const bool statistics = argument.name().rfind("running_", 0) == 0;
     const auto* alias = argument.alias_info();
     call.written.push_back(statistics || (alias != nullptr && alias->isWrite()));

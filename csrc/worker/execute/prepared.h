@@ -1,5 +1,5 @@
-// A prepared call: an operator with everything that repeats, checked once against the operator's
-// schema and the allow-list. After that a call costs only its addresses.
+// A prepared call: an operator with all arguments that repeat. The worker checks it once against
+// the operator's schema and the allow-list. After that a call costs only its addresses.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>

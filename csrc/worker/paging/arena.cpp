@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kPopulateStep = size_t{8} << 20;
 constexpr size_t kPopulateAhead = size_t{32} << 20;
 
-Arena* g_arena = nullptr;  // one per worker process: torch's deleters carry no context of ours
+Arena* g_arena = nullptr;  // one per worker process: release() gets no pointer to its arena
 
 }  // namespace
 
@@ -54,7 +54,9 @@ c10::DataPtr Arena::allocate(size_t bytes) {
       missing = bytes - std::min<uint64_t>(bytes, room());
     }
     if (offset) break;
-    if (!reclaim_ || !reclaim_(std::max<uint64_t>(missing, 1))) outOfMemory(bytes);
+    if (reclaimer_ == nullptr || !reclaimer_->reclaim(std::max<uint64_t>(missing, 1))) {
+      outOfMemory(bytes);
+    }
   }
   if (behind) wake_.notify_one();
   void* data = memory_.data() + *offset;

@@ -1,11 +1,11 @@
-// A CPU device's memory: one shared region that serves every allocation torch makes in this worker,
-// results and temporaries alike. The client maps the same region, so it reads results in place.
+// A CPU device's memory: one shared region that serves every allocation that torch makes in this
+// worker, results and temporaries alike. The client maps the same region, so it reads results in
+// place.
 #pragma once
 
 #include <c10/core/Allocator.h>
 
 #include <condition_variable>
-#include <functional>
 #include <mutex>
 #include <thread>
 
@@ -14,10 +14,20 @@
 
 namespace shoal::worker {
 
+// Frees memory for an allocation that finds none.
+class Reclaimer {
+ public:
+  // Frees about `bytes`. Returns false if nothing can be freed.
+  virtual bool reclaim(uint64_t bytes) = 0;
+
+ protected:
+  ~Reclaimer() = default;
+};
+
 class Arena final : public c10::Allocator {
  public:
-  // Of the region's addresses at most `limit_bytes` are in use at once. It has more addresses than
-  // that, so that memory in pieces costs addresses and not an allocation that fails.
+  // At most `limit_bytes` of the region are in use at once. The region has more addresses than
+  // that, so that fragmentation costs addresses and does not fail an allocation.
   Arena(memory::SharedMemory region, uint64_t limit_bytes, std::string device_name);
   static uint64_t addressBytes(uint64_t limit_bytes) { return 2 * limit_bytes; }
   ~Arena() override;
@@ -27,9 +37,9 @@ class Arena final : public c10::Allocator {
   void copy_data(void* to, const void* from, std::size_t bytes) const override;
 
   const memory::SharedMemory& region() const { return memory_.region(); }
-  // Called where nothing is left, with what is missing; true if it has freed something.
-  void onShortage(std::function<bool(uint64_t bytes)> reclaim) { reclaim_ = std::move(reclaim); }
-  // Memory of this device that lies outside of the region counts too.
+  // `reclaimer` frees memory when none is left; null: an allocation fails at once.
+  void setReclaimer(Reclaimer* reclaimer) { reclaimer_ = reclaimer; }
+  // Counts memory of this device that lies outside of the region.
   void charge(int64_t bytes);
   uint64_t roomBytes() const;
   size_t usedBytes() const;
@@ -46,12 +56,12 @@ class Arena final : public c10::Allocator {
   memory::SharedFrames memory_;
   uint64_t limit_bytes_;
   uint64_t charged_bytes_ = 0;
-  std::function<bool(uint64_t)> reclaim_;
+  Reclaimer* reclaimer_ = nullptr;
   std::string device_name_;
   mutable std::mutex mutex_;
   memory::BlockAllocator blocks_;
-  // Pages below this are present. A thread keeps it ahead of the blocks in use, because the first
-  // touch of a page costs ten times a copy and would otherwise fall into the calls.
+  // Pages below this are present. A thread keeps it ahead of the blocks in use: the first touch of
+  // a page costs ten times a copy, and would otherwise slow the calls down.
   size_t populated_ = 0;
   bool stopping_ = false;
   std::condition_variable wake_;

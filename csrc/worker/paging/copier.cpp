@@ -66,7 +66,7 @@ uint64_t Copier::cancel(CopyJob& job) {
   return job.copied_bytes;
 }
 
-// The next page of a job that nobody has taken; false if there is none.
+// Copies the next page of a job that no thread has taken. Returns false if there is none.
 bool Copier::copyPage(CopyJob& job, std::unique_lock<std::mutex>& lock) {
   if (job.cancelled || job.error != nullptr || job.begun_bytes == job.bytes) return false;
   const uint64_t at = job.begun_bytes;

@@ -1,8 +1,8 @@
-// A thread that copies between a device's memory and its swap space while the device computes. All
-// decisions are made by the worker's own thread; this one only moves bytes.
+// A thread that copies between a device's memory and its swap space while the device computes. The
+// worker's main thread decides; this one only moves bytes.
 //
-// A segment moves by pages. Who waits for one does not watch: it copies pages of it, too, and so it
-// never waits for those of others.
+// A segment moves by pages. A thread that waits for a segment copies pages of it too, so it never
+// waits for other segments.
 #pragma once
 
 #include <condition_variable>
@@ -25,9 +25,9 @@ struct CopyJob {
   uint64_t bytes;
   bool out;  // from the device to swap space
 
-  // The copier's:
-  uint64_t begun_bytes = 0;   // of the pages that somebody has taken
-  uint64_t copied_bytes = 0;  // of those that are done
+  // Only the copier uses these:
+  uint64_t begun_bytes = 0;   // of the pages that a thread has taken
+  uint64_t copied_bytes = 0;  // of the pages that are done
   bool cancelled = false;
   std::exception_ptr error;
 };
@@ -38,9 +38,9 @@ class Copier {
   ~Copier();
   void submit(std::shared_ptr<CopyJob> job);
   bool done(const CopyJob& job);
-  // Until a job is done; returns the time that this took. What went wrong is in the job.
+  // Waits until a job is done. Returns how long that took. `job.error` says what went wrong.
   int64_t wait(CopyJob& job);
-  // The job need not be done: no page of it is touched afterwards. Returns the bytes copied so far.
+  // Cancels a job: no thread touches its pages afterwards. Returns the bytes copied so far.
   uint64_t cancel(CopyJob& job);
   size_t waiting();
 

@@ -26,11 +26,11 @@ bool FetchAhead::see(const std::vector<uint64_t>& message, uint64_t sequence) {
   try {
     wire::Reader reader(message.data() + 1, message.size() - 1);
     const Fetch fetch = Fetch::of(reader);
-    if (peers_.toldBy(fetch.peer) == nullptr) return true;  // on this machine, or nobody
+    if (peers_.toldBy(fetch.peer) == nullptr) return true;  // on this machine, or does not exist
     if (!peers_.ask(fetch.peer, fetch.request(sequence))) return false;
     asked_.emplace_back(sequence, fetch.peer);
   } catch (const wire::ProtocolError&) {
-    // It will be refused when it runs.
+    // The executor rejects it when it runs.
   }
   return true;
 }

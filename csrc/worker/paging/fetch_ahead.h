@@ -1,8 +1,8 @@
-// Asks other machines for what the coming messages will copy from there, so that it comes while the
-// device computes. The client is ahead of the device: its op stream says what will be wanted.
+// Asks other machines early for the bytes that the coming messages copy from there, so that they
+// arrive while the device computes. The client is ahead of the device: its op stream names them.
 //
-// As in lookahead.h, what is seen is a hint: a message is checked when it runs, and takes what came
-// only if that is just what it would have asked for.
+// As in lookahead.h, this is a hint. The executor checks a message when it runs, and takes an early
+// answer only if the message asks for exactly that.
 #pragma once
 
 #include <cstdint>
@@ -20,20 +20,20 @@ class FetchAhead {
   FetchAhead(const transport::RingConsumer& requests, const Peers& peers)
       : requests_(requests), peers_(peers) {}
 
-  // Message `sequence` has run, and the next one has not begun: nothing that is asked for now comes
-  // before a copy that was not.
+  // Call this between message `sequence` and the next one: then no request overtakes a copy that
+  // was not asked for.
   void after(uint64_t sequence);
 
  private:
-  // False if it is a copy for which there is no room now.
+  // Returns false if it is a copy for which there is no room now.
   bool see(const std::vector<uint64_t>& message, uint64_t sequence);
 
   const transport::RingConsumer& requests_;
   const Peers& peers_;
-  uint64_t cursor_ = 0;  // bytes of the ring that were seen
+  uint64_t cursor_ = 0;  // bytes of the ring that were read
   uint64_t next_sequence_ = 1;
   std::vector<uint64_t> message_;
-  std::deque<std::pair<uint64_t, uint32_t>> asked_;  // by which message, and whom
+  std::deque<std::pair<uint64_t, uint32_t>> asked_;  // (message, peer)
 };
 
 }  // namespace shoal::worker

@@ -6,28 +6,21 @@
 namespace shoal::worker {
 namespace {
 
-constexpr size_t kEventsMax = 1 << 16;  // seen and not yet past
+constexpr size_t kEventsMax = 1 << 16;  // read and not yet past
 
 }  // namespace
 
 void Lookahead::advance(uint64_t sequence) {
-  while (!order_.empty() && order_.front().first < sequence) {
-    const auto found = by_slot_.find(order_.front().second);
-    if (found != by_slot_.end()) {
-      found->second.pop_front();
-      if (found->second.empty()) by_slot_.erase(found);
-    }
-    order_.pop_front();
-  }
-  if (next_sequence_ <= sequence) {
-    // Messages ran before they were seen: the first look, or a client that is not ahead.
+  uses_.forget(sequence);
+  if (uses_.end() <= sequence) {
+    // Messages ran before they were read: the first look, or a client that is not ahead.
     cursor_ = requests_.position();
-    next_sequence_ = sequence + 1;  // the one that runs now is past the ring's head
-    last_blind_ = sequence;
+    uses_.addBlind(sequence);
+    uses_.setEnd(sequence + 1);  // the message that runs now has left the ring
   }
-  while (order_.size() < kEventsMax && requests_.peek(cursor_, message_)) {
+  while (uses_.order().size() < kEventsMax && requests_.peek(cursor_, message_)) {
     see(message_.data(), message_.size());
-    ++next_sequence_;
+    uses_.setEnd(uses_.end() + 1);
   }
 }
 
@@ -36,8 +29,8 @@ void Lookahead::see(const uint64_t* words, size_t count) {
   switch (static_cast<Kind>(wire::headerKind(words[0]))) {
     case Kind::kCall: {
       const auto* positions = count < 2 ? nullptr : address_words_(wire::low(words[1]));
-      if (positions == nullptr) {  // it is prepared in the window, too
-        last_blind_ = next_sequence_;
+      if (positions == nullptr) {  // a message in the ring prepares it
+        uses_.addBlind(uses_.end());
         return;
       }
       const bool recorded = (wire::headerFlags(words[0]) & wire::kFlagRecord) != 0;
@@ -65,7 +58,7 @@ void Lookahead::see(const uint64_t* words, size_t count) {
       for (size_t i = 1; i < count && i < 3; ++i) add(words[i], false);
       return;
     case Kind::kBackward:
-      last_blind_ = next_sequence_;
+      uses_.addBlind(uses_.end());
       return;
     case Kind::kFetch:
     case Kind::kFetchAdd:
@@ -82,14 +75,7 @@ void Lookahead::see(const uint64_t* words, size_t count) {
 
 void Lookahead::add(uint64_t address, bool frees) {
   const uint32_t slot = wire::slotOf(address);
-  if (slot == 0) return;
-  by_slot_[slot].push_back({next_sequence_, frees, last_blind_});
-  order_.emplace_back(next_sequence_, slot);
-}
-
-const Lookahead::Event* Lookahead::next(uint32_t slot) const {
-  const auto found = by_slot_.find(slot);
-  return found == by_slot_.end() ? nullptr : &found->second.front();
+  if (slot != 0) uses_.add(slot, frees);
 }
 
 }  // namespace shoal::worker

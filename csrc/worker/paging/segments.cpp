@@ -17,6 +17,25 @@ std::string hex(wire::Address address) {
 
 }  // namespace
 
+Segments::Segments(const SegmentsOptions& options)
+    : session_(options.session),
+      arena_(options.arena),
+      peers_(options.peers),
+      locations_(options.places, arena_ == nullptr ? nullptr : &arena_->region(), options.host),
+      policy_(options.policy) {
+  if (arena_ == nullptr) return;
+  swapper_ = std::make_unique<Swapper>(options.swap, *arena_, policy_, locations_, peers_);
+  arena_->setReclaimer(this);
+}
+
+Segments::~Segments() {
+  if (arena_ != nullptr) arena_->setReclaimer(nullptr);
+}
+
+bool Segments::reclaim(uint64_t bytes) {
+  return dropFreed(/*wait=*/true) || swapper_->reclaim(bytes);
+}
+
 Segment& Segments::at(wire::Address address, uint64_t bytes) {
   const uint32_t slot = wire::slotOf(address);
   const uint64_t count = wire::slotsFor(bytes);
@@ -29,64 +48,60 @@ Segment& Segments::at(wire::Address address, uint64_t bytes) {
     slots_.resize(std::max<size_t>(slot + count, slots_.size() * 2));
   auto& segment = slots_[slot].segment;
   if (segment == nullptr) segment = std::make_unique<Segment>();
+  segment->slot = slot;
   if (!segment->bound && segment->poison == nullptr) ++count_;
   for (uint32_t i = 1; i < count; ++i) slots_[slot + i].back = i;
   return *segment;
 }
 
 void Segments::bind(wire::Address address, c10::Storage storage, uint64_t bytes) {
-  set(address, std::move(storage), bytes);
-  const uint32_t slot = wire::slotOf(address);
-  if (pager_ != nullptr) pager_->bound(*slots_[slot].segment, slot);
+  Segment& segment = set(address, std::move(storage), bytes);
+  if (swapper_ != nullptr) swapper_->bound(segment);
 }
 
 void Segments::adopt(wire::Address address, std::byte* data, uint64_t bytes) {
   // The client keeps the block until it has freed the segment, so nothing is released here.
   c10::DataPtr pointer(data, c10::Device(c10::DeviceType::CPU));
-  set(address,
-      c10::Storage(c10::Storage::use_byte_size_t(), bytes, std::move(pointer),
-                   c10::GetAllocator(c10::DeviceType::CPU), /*resizable=*/true),
-      bytes);
-  const uint32_t slot = wire::slotOf(address);
-  if (pager_ != nullptr) pager_->adopted(*slots_[slot].segment, slot, data);
+  Segment& segment = set(address,
+                         c10::Storage(c10::Storage::use_byte_size_t(), bytes, std::move(pointer),
+                                      c10::GetAllocator(c10::DeviceType::CPU), /*resizable=*/true),
+                         bytes);
+  if (swapper_ != nullptr) swapper_->adopted(segment, data);
 }
 
 void Segments::share(wire::Address address, std::shared_ptr<SharedBlock> block, uint64_t bytes) {
-  // Whoever computes with the storage keeps the block; it cannot grow.
+  // The storage keeps the block alive. It cannot grow.
   auto* keeper = new std::shared_ptr<SharedBlock>(block);
   c10::DataPtr pointer(
       block->data(), keeper, [](void* p) { delete static_cast<std::shared_ptr<SharedBlock>*>(p); },
       c10::Device(c10::DeviceType::CPU));
-  set(address,
-      c10::Storage(c10::Storage::use_byte_size_t(), bytes, std::move(pointer),
-                   /*allocator=*/nullptr, /*resizable=*/false),
-      bytes);
-  const uint32_t slot = wire::slotOf(address);
-  Segment& segment = *slots_[slot].segment;
+  Segment& segment = set(address,
+                         c10::Storage(c10::Storage::use_byte_size_t(), bytes, std::move(pointer),
+                                      /*allocator=*/nullptr, /*resizable=*/false),
+                         bytes);
   segment.shared = std::move(block);
   shared_bytes_ += bytes;
   ++shared_count_;
-  if (pager_ != nullptr) pager_->shared(segment, slot);
+  if (swapper_ != nullptr) swapper_->shared(segment);
 }
 
 c10::Storage Segments::unshared(wire::Address address) {
   const Place place = use(address, 0, /*writes=*/false);
   Segment& segment = *place.segment;
   if (segment.shared == nullptr || place.offset != 0) {
-    throw wire::ProtocolError("address " + hex(address) + " is no shared segment");
+    throw wire::ProtocolError("address " + hex(address) + " is not a shared segment");
   }
-  // It does not count twice while it is copied.
-  const uint32_t slot = wire::slotOf(address);
-  if (pager_ != nullptr) pager_->freed(segment);
+  // Its bytes must not count twice while they are copied.
+  if (swapper_ != nullptr) swapper_->freed(segment);
   try {
     return snapshot(segment);
   } catch (...) {
-    if (pager_ != nullptr) pager_->shared(segment, slot);
+    if (swapper_ != nullptr) swapper_->shared(segment);
     throw;
   }
 }
 
-// Its bytes in memory of this session alone.
+// Copies its bytes to memory of this session alone.
 c10::Storage Segments::snapshot(const Segment& segment) const {
   c10::Allocator* allocator = c10::GetAllocator(c10::DeviceType::CPU);
   c10::Storage copy(c10::Storage::use_byte_size_t(), segment.bytes,
@@ -95,23 +110,10 @@ c10::Storage Segments::snapshot(const Segment& segment) const {
   return copy;
 }
 
-void Segments::setPager(Pager* pager) {
-  pager_ = pager;
-  pager_->moved = [this](Segment& segment) { say(segment.residency.slot, segment); };
-  pager_->readers_gone = [this](Segment& segment, bool wait) {
-    if (wait) {
-      awaitReaders(segment);
-    } else {
-      forgetReaders(segment);
-    }
-    return segment.readers.empty();
-  };
-}
-
 void Segments::expect(wire::Address address) {
-  if (address == 0 || pager_ == nullptr) return;
+  if (address == 0 || swapper_ == nullptr) return;
   Segment& segment = *resolve(address, 0).segment;
-  if (segment.bound) pager_->expect(segment.residency, now_);
+  if (segment.bound) policy_.use(segment);
 }
 
 Place Segments::use(wire::Address address, uint64_t bytes, bool writes) {
@@ -119,12 +121,12 @@ Place Segments::use(wire::Address address, uint64_t bytes, bool writes) {
   Segment& segment = *place.segment;
   if (segment.poison != nullptr) return place;
   if (segment.shared != nullptr) segment.shared->check(writes);
-  if (pager_ != nullptr) pager_->use(segment, now_, writes);
-  if (writes && !segment.readers.empty()) awaitReaders(segment);
+  if (swapper_ != nullptr) swapper_->use(segment, writes);
+  if (writes && !segment.readers.empty()) segment.awaitReaders(*peers_);
   return place;
 }
 
-void Segments::set(wire::Address address, c10::Storage storage, uint64_t bytes) {
+Segment& Segments::set(wire::Address address, c10::Storage storage, uint64_t bytes) {
   Segment& segment = at(address, bytes);
   bound_bytes_ += bytes - (segment.bound ? segment.bytes : 0);
   retire(segment);
@@ -132,7 +134,8 @@ void Segments::set(wire::Address address, c10::Storage storage, uint64_t bytes) 
   segment.bytes = bytes;
   segment.bound = true;
   segment.poison = nullptr;
-  say(wire::slotOf(address), segment);
+  locations_.publish(segment);
+  return segment;
 }
 
 void Segments::poison(wire::Address address, std::shared_ptr<const Failure> failure) {
@@ -140,9 +143,9 @@ void Segments::poison(wire::Address address, std::shared_ptr<const Failure> fail
   if (segment.bound) bound_bytes_ -= segment.bytes;
   retire(segment);
   segment.storage = c10::Storage();
-  segment.bound = false;  // its bytes are kept: they tell which slots are freed with it
+  segment.bound = false;  // `bytes` stays: it says which slots are freed with it
   segment.poison = std::move(failure);
-  say(wire::slotOf(address), segment);
+  locations_.publish(segment);
 }
 
 void Segments::poisonAt(wire::Address address, std::shared_ptr<const Failure> failure) {
@@ -167,12 +170,13 @@ void Segments::release(wire::Address address) {
   for (uint64_t i = 1; i < wire::slotsFor(segment.bytes); ++i) slots_[slot + i].back = 0;
   retire(segment);
   segment = Segment();
-  say(slot, segment);
+  segment.slot = slot;
+  locations_.publish(segment);
 }
 
-// Memory that a peer still reads outlives its segment.
+// Takes a segment's memory away. Memory that a peer still reads outlives its segment.
 void Segments::retire(Segment& segment) {
-  if (pager_ != nullptr) pager_->freed(segment);
+  if (swapper_ != nullptr) swapper_->freed(segment);
   if (segment.shared != nullptr) {
     shared_bytes_ -= segment.bytes;
     --shared_count_;
@@ -182,18 +186,20 @@ void Segments::retire(Segment& segment) {
     freed_.push_back({std::move(segment.storage), std::move(segment.readers)});
     segment.readers.clear();
   }
-  if (!freed_.empty()) bury(/*wait=*/false);
+  if (!freed_.empty()) dropFreed(/*wait=*/false);
 }
 
-bool Segments::bury(bool wait) {
-  const size_t buried = std::erase_if(freed_, [&](Freed& freed) {
+// Releases freed memory that no peer reads any more; with `wait`, all of it. Returns whether there
+// was any.
+bool Segments::dropFreed(bool wait) {
+  const size_t dropped = std::erase_if(freed_, [&](Freed& freed) {
     for (const PeerRead& reader : freed.readers) {
       if (wait) peers_->awaitRead(reader.peer, reader.sequence);
       if (!peers_->hasRead(reader.peer, reader.sequence)) return false;
     }
     return true;
   });
-  return buried > 0;
+  return dropped > 0;
 }
 
 void Segments::addReader(wire::Address address, PeerRead reader, uint64_t exported) {
@@ -203,41 +209,17 @@ void Segments::addReader(wire::Address address, PeerRead reader, uint64_t export
   before = reader;
   const Place place = use(address, 0, /*writes=*/false);
   if (place.segment->shared != nullptr) {
-    // Peers do not have this memory. They read a copy, which goes when they have.
+    // Peers do not map this memory. They read a copy, which goes when they are done.
     c10::Storage copy = snapshot(*place.segment);
-    const auto* data = static_cast<const std::byte*>(copy.data());
-    places_->noteAt(exported, static_cast<uint64_t>(data - arena_->data()));
+    locations_.noteCopy(exported, copy);
     freed_.push_back({std::move(copy), {reader}});
     return;
   }
-  places_->note(exported, wire::slotOf(address));
+  locations_.note(exported, *place.segment);
   if (place.segment->poison != nullptr) return;  // nothing to read: the reader will see that
-  // Old ones are done before new ones come, so the list stays as short as the lease.
-  forgetReaders(*place.segment);
+  // Drop the old readers before adding one, so that the list stays as short as the lease.
+  place.segment->forgetReaders(*peers_);
   place.segment->readers.push_back(reader);
-}
-
-void Segments::forgetReaders(Segment& segment) {
-  std::erase_if(segment.readers,
-                [&](const PeerRead& r) { return peers_->hasRead(r.peer, r.sequence); });
-}
-
-void Segments::awaitReaders(Segment& segment) {
-  for (const PeerRead& reader : segment.readers) peers_->awaitRead(reader.peer, reader.sequence);
-  segment.readers.clear();
-}
-
-void Segments::say(uint32_t slot, const Segment& segment) {
-  if (places_ == nullptr) return;
-  const auto* data =
-      segment.bound ? static_cast<const std::byte*>(segment.storage.data()) : nullptr;
-  if (arena_ != nullptr && data != nullptr && arena_->contains(data)) {
-    places_->set(slot, false, static_cast<uint64_t>(data - arena_->data()));
-  } else if (host_ != nullptr && data != nullptr && host_->contains(data)) {
-    places_->set(slot, true, static_cast<uint64_t>(data - host_->data()));
-  } else {
-    places_->clear(slot);
-  }
 }
 
 Place Segments::resolve(wire::Address address, uint64_t bytes) {

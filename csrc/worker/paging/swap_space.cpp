@@ -60,8 +60,9 @@ void SwapSpace::write(const SwapBlock& block, uint64_t at, const std::byte* from
     disk_.memory->copyIn(block.offset + at, from, bytes);
   } catch (const std::system_error& error) {
     TORCH_CHECK_WITH(OutOfMemoryError, false,
-                     "the device is full, and swapping out failed: ", error.what(),
-                     ". Free space there, or set $SHOAL_SPILL_DIR when the pool ", "starts.");
+                     "the device is full, and its spill directory cannot be written: ",
+                     error.what(), ". Free space there, or start the pool with $SHOAL_SPILL_DIR ",
+                     "set to a directory that can be written.");
   }
 }
 
@@ -71,7 +72,7 @@ void SwapSpace::read(const SwapBlock& block, uint64_t at, std::byte* to, uint64_
   try {
     disk_.memory->copyOut(to, block.offset + at, bytes);
   } catch (const std::system_error& error) {
-    TORCH_CHECK(false, "swapping in failed: ", error.what());
+    TORCH_CHECK(false, "the spill directory cannot be read: ", error.what());
   }
 }
 

@@ -18,7 +18,7 @@ struct SwapOptions {
   std::string directory;  // of the file; needed where disk_bytes > 0
 };
 
-// A block of swap space, or host memory that the client owns and the segment was adopted from.
+// A block of swap space, or the client's host memory that the segment was adopted from.
 struct SwapBlock {
   enum class Tier : uint8_t { kHost, kDisk, kAdopted } tier;
   uint64_t offset;               // kHost, kDisk
@@ -30,14 +30,14 @@ class SwapSpace {
   explicit SwapSpace(const SwapOptions& options);
 
   uint64_t bytes() const { return host_.memory->bytes() + disk_.memory->bytes(); }
-  // Host memory while it lasts, then disk; nothing if both are full. Throws c10::OutOfMemoryError
-  // with what the system says where the disk does not hold what was declared.
+  // Takes host memory while it lasts, then disk. Returns nothing if both are full. Throws
+  // c10::OutOfMemoryError with the system's reason if the disk holds less than declared.
   std::optional<SwapBlock> allocate(uint64_t bytes);
   void release(const SwapBlock& block);
-  // [at, at + bytes) of a block. Throws c10::Error with what the system says. Any thread.
+  // Copy [at, at + bytes) of a block. Any thread. Both throw c10::Error with the system's reason.
   void write(const SwapBlock& block, uint64_t at, const std::byte* from, uint64_t bytes) const;
   void read(const SwapBlock& block, uint64_t at, std::byte* to, uint64_t bytes) const;
-  // Gives memory that holds nothing back to the system.
+  // Gives unused memory back to the system.
   void trim();
   uint64_t usedBytes() const { return host_.blocks.usedBytes() + disk_.blocks.usedBytes(); }
 

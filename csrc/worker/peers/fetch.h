@@ -1,4 +1,5 @@
-// What a kFetch or kFetchAdd message says: which bytes of another device of the lease go where.
+// The content of a kFetch or kFetchAdd message: which bytes of another device of the lease go
+// where.
 #pragma once
 
 #include <cstdint>

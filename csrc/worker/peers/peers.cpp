@@ -4,13 +4,13 @@
 
 #include "transport/ring.h"
 #include "wire/cursor.h"
-#include "worker/execute/failure.h"
+#include "worker/failure/failure.h"
 
 namespace shoal::worker {
 namespace {
 
-constexpr int64_t kSpinUs = 30;  // what is waited for is often just done; then a core is worth more
-constexpr int64_t kSliceMs = 50;  // between checks that everybody is alive
+constexpr int64_t kSpinUs = 30;  // the peer is often almost done: spinning is cheaper than sleeping
+constexpr int64_t kSliceMs = 50;  // between checks that all peers live
 
 }  // namespace
 
@@ -59,20 +59,20 @@ void Peers::awaitRead(uint32_t peer, uint64_t sequence) const {
   awaitOrEnd(peer, sequence);
 }
 
-// False if the peer's process has ended without doing the message.
+// Returns false if the peer's process has ended without doing the message.
 bool Peers::awaitOrEnd(uint32_t peer, uint64_t sequence) const {
   const Peer& other = at(peer);
   if (isPast(peer, sequence)) return true;
   if (other.ended) return false;
   const int64_t start = transport::nowNs();
   uint64_t beat = other.progress->heartbeat.load(std::memory_order_relaxed);
-  if (other.silent_since == beat) raiseSilent(other);  // given up before, and nothing heard since
+  if (other.silent_since == beat) raiseSilent(other);  // lost before, and silent since
   int64_t beat_at = start;
   int64_t spin_us = kSpinUs;
   while (!transport::awaitCompleted(*other.progress, sequence, spin_us, kSliceMs)) {
     spin_us = 0;
     liveness_();
-    if (hasEnded(other)) return isPast(peer, sequence);  // it may have done that as its last
+    if (hasEnded(other)) return isPast(peer, sequence);  // the message may be its last
     if (transport::isGivenUp(*other.progress)) raiseGone(other, "the program gave its worker up");
     const int64_t now = transport::nowNs();
     const uint64_t seen = other.progress->heartbeat.load(std::memory_order_relaxed);
@@ -146,7 +146,7 @@ bool Peers::read(uint32_t peer, const network::ReadRequest& request, const Copy&
   const auto& [base, offset, bytes, written, exported, reading] = request;
   const uint32_t slot = wire::slotOf(base);
   await(peer, written);
-  // Until the export the slot's word speaks of our segment; it may be moved while we copy.
+  // Until the export, the slot's word is about this segment. The peer may move it during the copy.
   const uint64_t word = other.places->word(slot);
   if (!isPast(peer, exported) && readAt(other, word, offset, bytes, copy)) {
     std::atomic_thread_fence(std::memory_order_acquire);

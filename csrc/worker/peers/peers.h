@@ -1,5 +1,5 @@
 // The other devices of the lease, as this worker sees them: how far each is, and where its segments
-// are. Bytes are copied straight from their memory, without a message to their workers.
+// are. This worker copies straight from their memory, without a message to their workers.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,8 @@ struct PeerOptions {
   int progress_fd = -1, places_fd = -1, arena_fd = -1;
   uint64_t arena_bytes = 0;
   std::string name;
-  std::unique_ptr<network::PeerReader> elsewhere;  // on another machine: nothing is mapped
+  std::unique_ptr<network::PeerReader>
+      elsewhere;  // set if it is on another machine: nothing is mapped
 };
 
 class Peers {
@@ -34,32 +35,33 @@ class Peers {
   void add(PeerOptions options);
   size_t count() const { return peers_.size(); }
   size_t countHere() const;  // on this machine, this device among them
-  // For how long this device has waited for others, in all.
+  // How long this device has waited for others in total.
   int64_t waitedNs() const { return waited_ns_; }
   bool isPast(uint32_t peer, uint64_t sequence) const;
   // Waits until the peer has done its message `sequence`. Raises an error if the peer is lost: at
   // once if its process on this machine has ended or the client gave it up, else after a silence.
   void await(uint32_t peer, uint64_t sequence) const;
-  // The same for a peer that reads from us in that message: one that has ended reads no more.
+  // The same for a peer that reads from this device in that message. A peer that has ended does not
+  // read.
   void awaitRead(uint32_t peer, uint64_t sequence) const;
   bool hasRead(uint32_t peer, uint64_t sequence) const {
     return isPast(peer, sequence) || at(peer).ended;
   }
-  // A piece of a copy: [at, + bytes) of it.
+  // Takes a chunk of a copy: [at, + bytes) of it.
   using Copy = network::PeerReader::Piece;
-  // The peer's segment at `base`, which is there from message `written` on and held from message
-  // `exported` on: [offset, + bytes) of it is copied by `copy`, as early as can be. False if the
-  // peer has no such segment.
+  // Copies [offset, + bytes) of the peer's segment at `base` with `copy`, as early as possible. The
+  // segment is valid from the peer's message `written` on, and kept from `exported` on. Returns
+  // false if the peer has no such segment.
   bool read(uint32_t peer, const network::ReadRequest& request, const Copy& copy) const;
-  // Asks a peer on another machine for what read() will want later, and lets go of what messages up
-  // to `reading` have asked for; see network/peer_link.h.
+  // Asks a peer on another machine for bytes that read() will want later, and drops what messages
+  // up to `reading` asked for. See network/peer_link.h.
   bool ask(uint32_t peer, const network::ReadRequest& request) const {
     return at(peer).elsewhere->ask(request);
   }
   void forget(uint32_t peer, uint64_t reading) const { at(peer).elsewhere->forget(reading); }
-  // Of what was read on other machines: what was there before it was needed.
+  // Bytes from other machines that arrived before they were needed.
   uint64_t aheadBytes() const;
-  // How far a peer on another machine is, as it tells us; null if it is on this one.
+  // How far a peer on another machine is, as it reports; null if it is on this one.
   transport::Progress* toldBy(uint32_t peer) const;
   const std::string& name(uint32_t peer) const { return at(peer).name; }
 
@@ -70,8 +72,8 @@ class Peers {
     transport::Progress* progress;
     std::unique_ptr<transport::Places> places;
     std::unique_ptr<network::PeerReader> elsewhere;
-    mutable std::optional<uint64_t> silent_since;  // its heartbeat when it had been silent for long
-    mutable bool ended = false;  // its process, on this machine, is known to be no more
+    mutable std::optional<uint64_t> silent_since;  // its heartbeat when the silence was too long
+    mutable bool ended = false;                    // its process on this machine has ended
   };
   [[noreturn]] static void raiseGone(const Peer& other, const std::string& why);
   [[noreturn]] static void raiseSilent(const Peer& other);

@@ -28,11 +28,11 @@
 namespace shoal::worker {
 namespace {
 
-// A sleeping worker costs its client a system call and 25 µs for the next call: in a running
-// program it is awake. An idle one sleeps after this.
+// A sleeping worker costs its client a system call and 25 µs for the next call, so it stays awake
+// in a running program. An idle one sleeps after this.
 constexpr int64_t kSpinUs = 1000;
-constexpr int64_t kSpinShortUs = 50;  // where the client and the lease's devices fill all cores
-constexpr int64_t kArrivalsNs = 10000000000;  // for a client elsewhere to open its data connections
+constexpr int64_t kSpinShortUs = 50;          // if the client and the lease's devices use all cores
+constexpr int64_t kArrivalsNs = 10000000000;  // for a remote client to open its data connections
 
 class RingReplies final : public ReplySink {
  public:
@@ -49,7 +49,8 @@ class RingReplies final : public ReplySink {
     words[0] = wire::headerWord(kind, static_cast<uint32_t>(bytes), static_cast<uint16_t>(error));
     words[1] = sequence;
     std::copy(payload.begin(), payload.end(), words + 2);
-    // Who has the reply must find its request done. A reply tells of any failure, so none is left.
+    // A client that has the reply must find its request done. A reply reports any failure, so none
+    // is left.
     progress_->failed.store(0, std::memory_order_relaxed);
     transport::publish(*progress_, sequence);
     ring_.commit(bytes);
@@ -70,6 +71,44 @@ bool closed(int socket) {
   return poll(&peer, 1, 0) > 0 && (peer.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
 
+// Ends the process when the client is gone: a call may run for minutes. It also receives shared
+// memory, and says by a heartbeat that the process is alive.
+[[noreturn]] void watchClient(int socket, int client_pidfd, transport::Progress& progress,
+                              SharedMemories& shared) {
+  prctl(PR_SET_NAME, "shoal-watch");
+  // Shared memory passes on one machine only. What a remote client sends is not read here.
+  const short listens = client_pidfd >= 0 ? POLLIN | POLLRDHUP : POLLRDHUP;
+  pollfd peers[2] = {{socket, listens, 0}, {client_pidfd, POLLIN, 0}};
+  while (true) {
+    const bool heard = poll(peers, 2, transport::kHeartbeatMs) > 0;
+    progress.heartbeat.fetch_add(1, std::memory_order_relaxed);
+    if (!heard) continue;
+    if (peers[1].revents != 0) transport::endProcess(transport::Ending::kClientEnded);
+    if ((peers[0].revents & ~POLLIN) != 0) transport::endWithClient(socket, client_pidfd);
+    try {
+      shared.receive(socket);
+    } catch (const std::exception& error) {
+      transport::logError(std::string("the session ends: ") + error.what());
+      transport::endProcess(transport::Ending::kFailed, error.what());
+    }
+  }
+}
+
+[[noreturn]] void run(Executor& executor, transport::RingConsumer& requests,
+                      transport::Progress& progress, int64_t spin_us) {
+  std::vector<uint64_t> message;
+  uint64_t sequence = 0;
+  while (true) {
+    if (!requests.poll(message)) {
+      requests.wait(spin_us, /*timeout_ms=*/INT64_MAX / 2000000);
+      continue;
+    }
+    executor.handle(message, ++sequence);
+    progress.failed.store(executor.hasFailed() ? 1 : 0, std::memory_order_relaxed);
+    transport::publish(progress, sequence);
+  }
+}
+
 }  // namespace
 
 struct Worker::State {
@@ -78,7 +117,7 @@ struct Worker::State {
   std::unique_ptr<Arena> arena;
   std::unique_ptr<Peers> peers;
   std::unique_ptr<network::Arrivals> arrivals;
-  uint32_t member = 0;  // this device's place in the lease
+  uint32_t member = 0;  // this device's index in the lease
   struct Elsewhere {
     uint32_t peer;
     network::PeerEndpoint endpoint;
@@ -94,14 +133,14 @@ struct Worker::State {
   }
 };
 
-Worker::Worker(WorkerOptions options) : state_(new State) {
+Worker::Worker(WorkerOptions options) : state_(std::make_unique<State>()) {
   using memory::SharedMemory;
   state_->requests =
       SharedMemory::create("shoal-requests", transport::ringRegionBytes(wire::kRingBytes));
   state_->replies =
       SharedMemory::create("shoal-replies", transport::ringRegionBytes(wire::kReplyRingBytes));
   state_->progress = SharedMemory::create("shoal-progress", transport::kProgressBytes);
-  state_->progress.claim();  // so that peers see when we are gone
+  state_->progress.claim();  // so that peers see when this process ends
   state_->places = SharedMemory::create("shoal-places", transport::kPlacesBytes);
   state_->host = options.host_fd >= 0
                      ? SharedMemory::attach(options.host_fd, options.host_bytes)
@@ -118,9 +157,7 @@ Worker::Worker(WorkerOptions options) : state_(new State) {
   state_->options = std::move(options);
 }
 
-Worker::~Worker() {
-  delete state_;
-}
+Worker::~Worker() = default;
 
 SharedRegions Worker::regions() const {
   const State& s = *state_;
@@ -163,27 +200,9 @@ void Worker::addPeerElsewhere(network::PeerEndpoint endpoint, uint32_t member, s
 
 void Worker::serve() {
   const WorkerOptions& options = state_->options;
-  // A call may run for minutes: a thread of its own ends the process when the client is gone.
   auto* progress = reinterpret_cast<transport::Progress*>(state_->progress.data());
-  std::thread([socket = options.socket, client = options.client_pidfd, progress,
-               shared = &state_->shared] {
-    prctl(PR_SET_NAME, "shoal-watch");
-    // Shared memory is passed on one machine only; what a client elsewhere says is not read here.
-    const short listens = client >= 0 ? POLLIN | POLLRDHUP : POLLRDHUP;
-    pollfd peers[2] = {{socket, listens, 0}, {client, POLLIN, 0}};
-    while (true) {
-      const bool heard = poll(peers, 2, transport::kHeartbeatMs) > 0;
-      progress->heartbeat.fetch_add(1, std::memory_order_relaxed);
-      if (!heard) continue;
-      if (peers[1].revents != 0) transport::endProcess(transport::Ending::kClientEnded);
-      if ((peers[0].revents & ~POLLIN) != 0) transport::endWithClient(socket, client);
-      try {
-        shared->receive(socket);
-      } catch (const std::exception& error) {
-        transport::logError(std::string("the session ends: ") + error.what());
-        transport::endProcess(transport::Ending::kFailed, error.what());
-      }
-    }
+  std::thread([&options, progress, shared = &state_->shared] {
+    watchClient(options.socket, options.client_pidfd, *progress, *shared);
   }).detach();
 
   if (state_->arena != nullptr) c10::SetAllocator(c10::DeviceType::CPU, state_->arena.get(), 255);
@@ -195,37 +214,25 @@ void Worker::serve() {
   const transport::Liveness liveness = state_->liveness();
   RingReplies replies(state_->replies.data(), progress, liveness);
   transport::Places places(state_->places.data());
+  transport::RingConsumer requests(state_->requests.data(), wire::kRingBytes,
+                                   wire::kMessageBytesMax, liveness);
   ExecutorOptions executor_options;
   executor_options.session = options.session;
   executor_options.device = c10::Device(options.device);
   executor_options.memory_bytes = options.memory_bytes;
-  executor_options.speed = options.speed;
   executor_options.peers = state_->peers.get();
+  executor_options.requests = &requests;
+  executor_options.swap = {options.spill_host_bytes, options.spill_disk_bytes,
+                           options.spill_directory};
+  executor_options.least_recent = options.least_recent;
   executor_options.places = &places;
   executor_options.progress = progress;
   executor_options.shared = &state_->shared;
   executor_options.reader = &state_->reader;
-  transport::RingConsumer requests(state_->requests.data(), wire::kRingBytes,
-                                   wire::kMessageBytesMax, liveness);
-  executor_options.requests = &requests;
-  executor_options.pager = {
-      {options.spill_host_bytes, options.spill_disk_bytes, options.spill_directory},
-      options.memory_bytes,
-      options.least_recent};
+  executor_options.speed = options.speed;
   Executor executor(executor_options, state_->host, state_->arena.get(), replies);
-  std::vector<uint64_t> message;
-  uint64_t sequence = 0;
-  const int64_t spin_us = spinUs(state_->peers.get());
   try {
-    while (true) {
-      if (!requests.poll(message)) {
-        requests.wait(spin_us, /*timeout_ms=*/INT64_MAX / 2000000);
-        continue;
-      }
-      executor.handle(message, ++sequence);
-      progress->failed.store(executor.hasFailed() ? 1 : 0, std::memory_order_relaxed);
-      transport::publish(*progress, sequence);
-    }
+    run(executor, requests, *progress, spinUs(state_->peers.get()));
   } catch (const transport::PeerLost&) {
     transport::endWithClient(options.socket, options.client_pidfd);
   } catch (const std::exception& error) {
@@ -246,7 +253,8 @@ void Worker::welcomeArrivals(transport::Progress* progress) {
       try {
         network::tellProgress(state_->arrivals->tls(), peer.endpoint, state_->member, *progress);
       } catch (const network::ConnectionLost& error) {
-        // It counts us as lost when it hears no more of us, and we it when we need it.
+        // The peer counts this device as lost when it is silent. This device notices when it next
+        // needs the peer.
         transport::logWarning("device " + state_->peers->name(peer.peer) +
                               " of its lease: " + error.what());
       }
@@ -270,7 +278,7 @@ void Worker::welcomeArrivals(transport::Progress* progress) {
 void Worker::servePeer(network::Connection& connection, const network::Greeting& greeting) {
   transport::Progress* told =
       state_->peers == nullptr ? nullptr : state_->peers->toldBy(greeting.member);
-  if (told == nullptr) return;  // the lease has no such device elsewhere
+  if (told == nullptr) return;  // the lease has no such remote device
   const transport::Places places(state_->places.data());
   const network::OwnMemory own{
       reinterpret_cast<transport::Progress*>(state_->progress.data()), &places,
@@ -282,7 +290,7 @@ void Worker::servePeer(network::Connection& connection, const network::Greeting&
       network::followProgress(connection, *told);
     }
   } catch (const network::ConnectionLost&) {
-    // Its device is gone, or its worker ended: nobody here waits for that.
+    // The peer is gone. No thread here waits for it.
   }
 }
 

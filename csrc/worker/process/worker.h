@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,17 +14,16 @@
 namespace shoal::worker {
 
 struct WorkerOptions {
-  int socket = -1;         // connected to the client; its end is the end of the session
-  int client_pidfd = -1;   // the client's process: its forked children may keep the socket open
+  int socket = -1;         // connected to the client; the session ends when it closes
+  int client_pidfd = -1;   // the client's process; its forked children may keep the socket
   int last_words_fd = -1;  // see transport/ending.h
   uint32_t session = 1;
   std::string device = "cpu";
   std::string name = "cpu";  // what errors call this device
   uint64_t memory_bytes = 0;
-  int host_fd = -1;  // the client's own region: pinned memory and staging; -1: it is elsewhere
+  int host_fd = -1;  // the client's region: pinned memory and staging; -1: it is remote
   uint64_t host_bytes = 0;
-  // Where the device server listens: data connections of the client, if it is on another machine,
-  // and of workers there.
+  // Where the device server listens for data connections of a remote client and of remote workers.
   std::optional<network::ArrivalsOptions> arrivals;
   uint64_t spill_host_bytes = 0, spill_disk_bytes = 0;
   std::string spill_directory;
@@ -46,9 +46,9 @@ class Worker {
   // The devices of the lease, this one among them, in the lease's order. Before serve().
   void addPeer(PeerOptions options);
   void addSelf(std::string name);
-  // `member` is this device's own place.
+  // `member` is this device's own index in the lease.
   void addPeerElsewhere(network::PeerEndpoint endpoint, uint32_t member, std::string name);
-  // Serves the session until the client closes it. Never returns: the process ends here.
+  // Serves the session until the client closes it. Then the process ends.
   [[noreturn]] void serve();
 
  private:
@@ -56,7 +56,7 @@ class Worker {
   void servePeer(network::Connection& connection, const network::Greeting& greeting);
 
   struct State;
-  State* state_;
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace shoal::worker

@@ -28,7 +28,7 @@ void ReaderMemory::put(uint64_t number, int fd) {
 std::shared_ptr<const memory::SharedMemory> ReaderMemory::get(uint64_t number) {
   std::unique_lock held(mutex_);
   const auto latest = [&] { return memories_.empty() ? 0 : memories_.rbegin()->first; };
-  // Only the next one can still be on its way.
+  // Only the next reader's memory can still be on its way.
   if (number == latest() + 1) came_.wait_for(held, wait_, [&] { return latest() >= number; });
   const auto found = memories_.find(number);
   if (found == memories_.end()) {

@@ -1,6 +1,6 @@
-// The memory in which a reader at this node puts samples for the session: a process that the device
-// server started beside the worker. It comes in one thread and is used in another. A reader that
-// has died may be followed by another; messages that name the one before may still be on their way.
+// The memory into which a data reader at this node puts samples for the session. The device server
+// starts the reader's process beside the worker. One thread receives the memory, another uses it.
+// After a reader dies, another may follow while messages still name the one before.
 #pragma once
 
 #include <chrono>
@@ -16,20 +16,19 @@ namespace shoal::worker {
 
 class ReaderMemory {
  public:
-  // `wait` is for a memory that was passed before the client knew of its reader, to come.
+  // `wait`: how long get() waits for memory that the device server has already passed.
   explicit ReaderMemory(std::chrono::milliseconds wait = std::chrono::seconds(2)) : wait_(wait) {}
-  // Maps what the device server passed for reader `number`. Owns `fd`. Throws if it is no sealed
-  // memory.
+  // Maps the memory of reader `number`. Owns `fd`. Throws if the memory is not sealed.
   void put(uint64_t number, int fd);
-  // The memory of that reader; waits a moment, for it may come later than the message that names
-  // it. Throws wire::ProtocolError if it does not come.
+  // The memory of that reader. It may arrive after the message that names it, so this waits. Throws
+  // wire::ProtocolError if it does not arrive.
   std::shared_ptr<const memory::SharedMemory> get(uint64_t number);
 
  private:
   const std::chrono::milliseconds wait_;
   std::mutex mutex_;
   std::condition_variable came_;
-  // By number, which begin with 1: the last two, until a message names the later one.
+  // By number, from 1: the last two readers, until a message names the later one.
   std::map<uint64_t, std::shared_ptr<const memory::SharedMemory>> memories_;
 };
 

@@ -10,6 +10,7 @@
 
 #include "memory/copy_bytes.h"
 #include "wire/cursor.h"
+#include "worker/failure/failure.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -28,7 +29,7 @@ uint64_t wholePages(uint64_t bytes) {
   return (bytes + page - 1) / page * page;
 }
 
-// A memfd of exactly this size that has these seals, so that no access to it can be a SIGBUS.
+// Checks for a memfd of exactly this size with these seals, so that no access can be a SIGBUS.
 void checkRegion(int fd, uint64_t bytes, int seals, const char* what) {
   struct stat info{};
   const int found = fcntl(fd, F_GET_SEALS);
@@ -64,7 +65,7 @@ SharedBlock::SharedBlock(SharedFds fds, uint64_t bytes, ShareRole role)
   if (page == MAP_FAILED) throw std::runtime_error("the control page cannot be mapped");
   control_ = static_cast<const ShareControl*>(page);
   closeFd(fds_.control);
-  if (role.owner) return;  // mapped when it is filled
+  if (role.owner) return;  // fill() maps it
   try {
     map(role.mode == ShareMode::kExclusive);
   } catch (...) {
@@ -98,7 +99,7 @@ void SharedBlock::fill(const std::byte* from) {
   map(/*writable=*/true);
   memory::copyBytes(data_, from, bytes_);
   const bool read = role_.mode == ShareMode::kRead;
-  // Our own mapping is the last one that could write.
+  // This mapping is the last one that can write.
   if (read) unmap();
   const int seals = F_SEAL_SEAL | (read ? F_SEAL_FUTURE_WRITE : 0);
   if (fcntl(fds_.memory, F_ADD_SEALS, seals) != 0) {
@@ -124,7 +125,7 @@ void SharedBlock::check(bool writes) const {
         "(tensor.clone()), or share it with shoal.share(tensor, mode=\"exclusive\").",
         /*revoked=*/false);
   }
-  if (revoked) return;  // nobody but its owner has it
+  if (revoked) return;  // only its owner still uses it
   const uint64_t holder = control_->holder.load(std::memory_order_acquire);
   if (holder == role_.participant) return;
   throw ShareError(holder == 0

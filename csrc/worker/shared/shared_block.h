@@ -1,37 +1,28 @@
-// Memory that several sessions of one owner have: the same pages, mapped by the worker of each.
+// Memory that several sessions of one owner share: the worker of each maps the same pages.
 //
-// Three descriptors make one. `memory` is a sealed memfd with the bytes; where everybody only
-// reads, the kernel itself refuses to map it for writing. `control` is a page in which the node's
-// directory (src/shoal/pool/node/share_server.py) says who may use the memory now; it is sealed, so
-// that only the directory writes to it. `line` tells the directory that we are here: it closes when
-// the block goes, whatever the reason.
+// It has three descriptors. `memory` is a sealed memfd with the bytes. If it is shared for reading,
+// the kernel itself refuses to map it for writing. `control` is a page in which the node's
+// directory (src/shoal/pool/node/share_server.py) says who may use the memory now. It is sealed, so
+// that only the directory writes to it. `line` closes when the block goes, for whatever reason: so
+// the directory knows which sessions use the memory.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <stdexcept>
-#include <string>
 #include <utility>
 
 #include "wire/message.h"
 
 namespace shoal::worker {
 
-// Shared memory was used in a way that its sharing does not allow (any more).
-class ShareError : public std::runtime_error {
- public:
-  ShareError(const std::string& text, bool revoked) : std::runtime_error(text), revoked(revoked) {}
-  bool revoked;
-};
-
 struct ShareControl {
-  std::atomic<uint64_t> revoked;  // 1: the owner has ended, or shares it no longer
-  std::atomic<uint64_t> holder;   // the participant that has it alone; 0: nobody
+  std::atomic<uint64_t> revoked;  // 1: the owner has ended, or has stopped sharing it
+  std::atomic<uint64_t> holder;   // the participant that holds it alone; 0: none
 };
 inline constexpr size_t kShareControlBytes = 4096;
 
-// Descriptors as they came; closed unless somebody takes them.
+// Received descriptors. The destructor closes them unless they are moved out.
 class SharedFds {
  public:
   SharedFds() = default;
@@ -47,7 +38,7 @@ class SharedFds {
   int memory = -1, control = -1, line = -1;
 };
 
-// What this session is to the memory.
+// The role of this session.
 struct ShareRole {
   wire::ShareMode mode;
   uint64_t participant;  // its number in the control page
@@ -56,12 +47,13 @@ struct ShareRole {
 
 class SharedBlock {
  public:
-  // Checks that the descriptors are what they should be: nobody can cut the memory short under us.
+  // Checks the descriptors, so that no other process can truncate the memory later.
   SharedBlock(SharedFds fds, uint64_t bytes, ShareRole role);
   SharedBlock(const SharedBlock&) = delete;
   ~SharedBlock();
 
-  // The owner's first act: its bytes. Where everybody only reads, nobody can write from then on.
+  // The owner fills the memory first. If it is shared for reading, no process can write from then
+  // on.
   void fill(const std::byte* from);
   std::byte* data() const { return data_; }
   uint64_t bytes() const { return bytes_; }

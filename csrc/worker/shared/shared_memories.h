@@ -1,5 +1,5 @@
-// Shared memories that the client has passed over the session's socket and no message has used yet.
-// They come in one thread and are taken in another.
+// Shared memory that the client passed over the session's socket and that no message has used yet.
+// One thread receives it, another takes it.
 #pragma once
 
 #include <condition_variable>
@@ -13,9 +13,9 @@ namespace shoal::worker {
 
 class SharedMemories {
  public:
-  // Reads what the client passes. Throws wire::ProtocolError if that is no shared memory.
+  // Receives what the client passes. Throws wire::ProtocolError if it is not shared memory.
   void receive(int socket);
-  // What came under this number; waits a moment, for the socket may be slower than the stream.
+  // Takes the memory with this number. Waits a moment: the socket may be slower than the stream.
   SharedFds take(uint64_t number);
 
  private:

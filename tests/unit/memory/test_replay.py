@@ -101,3 +101,37 @@ def test_the_optimum_is_never_beaten(uses: list[int], capacity: int) -> None:
     assert best.in_bytes <= replay(trace, 10 * capacity, "lru").in_bytes
     assert best.in_bytes >= 10 * len(set(uses))
     assert replay(trace, 10 * capacity + 10).in_bytes <= best.in_bytes
+
+
+@given(
+    uses=st.lists(st.integers(0, 6), min_size=1, max_size=60),
+    capacity=st.integers(1, 7),
+)
+def test_the_workers_policy_is_optimal_if_it_sees_everything(
+    uses: list[int], capacity: int
+) -> None:
+    """With the whole trace in its window, and nothing to write, only Belady's rule is left."""
+    reads = [*[[(READS, use)] for use in uses], *[[(FREES, use)] for use in set(uses)]]
+    ours = replay(calls(*reads), 10 * capacity, "shoal", ahead_calls=100)
+    assert ours.in_bytes == replay(calls(*reads), 10 * capacity).in_bytes
+
+
+@given(
+    uses=st.lists(st.integers(0, 6), min_size=1, max_size=60),
+    capacity=st.integers(1, 7),
+)
+def test_lru_is_lru(uses: list[int], capacity: int) -> None:
+    kept: list[int] = []  # least recent first
+    fetched = 0
+    for use in uses:
+        fetched += use not in kept
+        kept = [*[other for other in kept if other != use], use][-capacity:]
+    trace = calls(*[[(READS, use)] for use in uses])
+    assert replay(trace, 10 * capacity, "lru").in_bytes == 10 * fetched
+
+
+def test_the_workers_policy_learns_a_loop() -> None:
+    """It sees one call ahead, and still keeps most of a loop that LRU fetches whole every time."""
+    loop = calls(*[[(READS, i)] for _ in range(50) for i in range(10)])
+    optimal, ours, lru = (replay(loop, 80, p, 2).in_bytes for p in ("optimal", "shoal", "lru"))
+    assert optimal <= ours < 2 * optimal < lru

@@ -1,0 +1,41 @@
+#include "client/dispatch/dispatch.h"
+
+#include "client/call/infer.h"
+#include "client/call/issue.h"
+#include "client/dispatch/foreach_items.h"
+#include "client/dispatch/sharded_calls.h"
+#include "client/space/sharded_segments.h"
+#include "client/tensor/inference.h"
+
+namespace shoal::client {
+namespace {
+
+const Stream& run(const OperatorInfo& info, torch::jit::Stack* stack, uint64_t graph) {
+  const Issued issued = issueCall(info, stack, graph);
+  if (!issued.too_large.empty()) {
+    runShardedResult(info, stack, *issued.session, issued.too_large);
+  }
+  return *issued.member;
+}
+
+}  // namespace
+
+void dispatchCall(const OperatorInfo& info, torch::jit::Stack* stack) {
+  if (Inference::active()) return reachedWhileInferring(info, stack);
+  Stream::noteLine();
+  if (anySharded() && runSharded(info, stack)) return;
+  if (info.foreach_lists && splitItems(info, stack)) return;
+  run(info, stack, 0);
+}
+
+void dispatchWhole(const OperatorInfo& info, torch::jit::Stack* stack) {
+  run(info, stack, 0);
+}
+
+const Stream& dispatchWithWorkerGraph(const OperatorInfo& info, torch::jit::Stack* stack,
+                                      uint64_t graph) {
+  Stream::noteLine();
+  return run(info, stack, graph);
+}
+
+}  // namespace shoal::client

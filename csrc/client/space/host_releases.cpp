@@ -1,0 +1,42 @@
+#include "client/space/host_releases.h"
+
+#include "client/space/host_memory.h"
+
+namespace shoal::client {
+
+void HostReleases::add(uint64_t offset) {
+  Release release{offset, {}};
+  for (const auto& member : members_) release.after.push_back(member->lastSequence());
+  releases_.push_back(std::move(release));
+}
+
+void HostReleases::add(uint64_t offset, const Stream& member, uint64_t sequence) {
+  Release release{offset, {}};
+  release.after.resize(members_.size(), 0);
+  release.after[member.member()] = sequence;
+  releases_.push_back(std::move(release));
+}
+
+void HostReleases::reclaim() {
+  while (!releases_.empty()) {
+    const auto& after = releases_.front().after;
+    for (size_t i = 0; i < after.size(); ++i) {
+      if (members_[i]->usable() && !members_[i]->completed(after[i])) return;
+    }
+    HostMemory::get().release(releases_.front().offset);
+    releases_.pop_front();
+  }
+}
+
+void HostReleases::leave() {
+  if (releases_.empty()) return;
+  std::vector<uint64_t> offsets;
+  for (const Release& release : releases_) offsets.push_back(release.offset);
+  std::vector<memory::SharedMemory> workers;
+  for (const auto& member : members_) {
+    if (member->link() == nullptr) workers.push_back(member->takeProgress());
+  }
+  HostMemory::get().releaseAfter(std::move(offsets), std::move(workers));
+}
+
+}  // namespace shoal::client

@@ -1,0 +1,42 @@
+// Host blocks that workers may still read: a block is free once the members are past a message.
+#pragma once
+
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "client/member/member.h"
+
+namespace shoal::client {
+
+class HostReleases {
+ public:
+  explicit HostReleases(const std::vector<std::unique_ptr<Stream>>& members) : members_(members) {}
+
+  // Frees the block once every member is past what was sent so far.
+  void add(uint64_t offset);
+  // Frees the block once `member` is past `sequence`.
+  void add(uint64_t offset, const Stream& member, uint64_t sequence);
+  // Frees the blocks that nobody reads any more.
+  void reclaim();
+  size_t size() const { return releases_.size(); }
+  // The message of `member` after which half of the blocks are free.
+  uint64_t half(const Stream& member) const {
+    return releases_[releases_.size() / 2].after[member.member()];
+  }
+  // The session ends: what is left is freed when its workers have ended.
+  void leave();
+
+ private:
+  struct Release {
+    uint64_t offset;
+    c10::SmallVector<uint64_t, 2> after;  // by member: its sequence number
+  };
+  const std::vector<std::unique_ptr<Stream>>& members_;
+  std::deque<Release> releases_;
+};
+
+}  // namespace shoal::client

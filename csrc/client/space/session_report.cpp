@@ -1,0 +1,54 @@
+#include "client/space/session_report.h"
+
+namespace shoal::client {
+
+using transport::Places;
+
+MemoryUse memoryUse(Session& session, c10::DeviceIndex index) {
+  const Lock held = session.lock();
+  const Directory& directory = session.directory(held);
+  if (index == 0 || session.single()) return directory.memoryUse();
+  return directory.memoryUse(static_cast<uint32_t>(index) - 1);
+}
+
+Traffic traffic(Session& session, c10::DeviceIndex index) {
+  const Lock held = session.lock();
+  Traffic sum;
+  for (size_t i = 0; i < session.size(); ++i) {
+    if (index > 0 && i + 1 != static_cast<size_t>(index)) continue;
+    const Traffic& t = session.member(i).traffic(held);
+    sum.messages += t.messages;
+    sum.stream_bytes += t.stream_bytes;
+    sum.bytes_in += t.bytes_in;
+    sum.bytes_out += t.bytes_out;
+    sum.bytes_copied += t.bytes_copied;
+    sum.bytes_peer += t.bytes_peer;
+    sum.bytes_node += t.bytes_node;
+    sum.round_trips += t.round_trips;
+  }
+  return sum;
+}
+
+std::vector<MapEntry> mapOf(Session& session) {
+  const Lock held = session.lock();
+  std::vector<MapEntry> entries;
+  session.directory(held).each([&](wire::Address address, const Segment& segment) {
+    MapEntry entry{address, segment, 0, -1};
+    for (size_t i = 0; i < session.size(); ++i) {
+      const Stream& member = session.member(i);
+      // A member on another machine does not say what it swapped out.
+      const bool near = member.link() == nullptr;
+      const uint64_t word = near ? member.places().word(wire::slotOf(address)) : 0;
+      const bool here = near ? Places::present(word) : (segment.bound & member.bit()) != 0;
+      if (here) entry.resident |= member.bit();
+      if (near && here && segment.home == static_cast<int>(i) && !Places::inHost(word)) {
+        entry.frame = static_cast<int64_t>(Places::offset(word));
+      }
+    }
+    if (segment.shared) entry.resident |= segment.bound;  // shared memory is never swapped out
+    entries.push_back(entry);
+  });
+  return entries;
+}
+
+}  // namespace shoal::client
