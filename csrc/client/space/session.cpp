@@ -14,7 +14,6 @@
 namespace shoal::client {
 
 using wire::Address;
-using wire::Kind;
 
 namespace {
 
@@ -310,7 +309,7 @@ void Session::bringFrom(Address base, Segment& segment, Stream& member, const Lo
     if ((segment.valid & member.bit()) != 0) return;
   }
   if (segment.bound == 0) {
-    const uint64_t sequence = member.post(Kind::kAllocate, {base, segment.bytes}, held);
+    const uint64_t sequence = member.post(wire::Allocate{base, segment.bytes}, held);
     made(base, member, sequence, held);
   } else {
     fetch(base, segment, member, held);
@@ -332,12 +331,15 @@ uint64_t Session::postFetch(Stream& to, Address target, Stream& from, Address fr
                             uint64_t from_offset, uint64_t bytes, const Lock& held) {
   // The two messages name each other: each side knows how far the other must be.
   const uint64_t reading = to.nextSequence(held);
-  const uint64_t exported = from.post(Kind::kExport, {from_base, to.member(), reading}, held);
+  const uint64_t exported = from.post(wire::Export{from_base, to.member(), reading}, held);
   to.traffic(held).bytes_peer += bytes;
-  return to.post(
-      Kind::kFetch,
-      {target, from_base + from_offset, bytes, from.member(), at(from_base).written_at, exported},
-      held);
+  return to.post(wire::Fetch{.to = target,
+                             .from = from_base + from_offset,
+                             .bytes = bytes,
+                             .peer = from.member(),
+                             .written = at(from_base).written_at,
+                             .exported = exported},
+                 held);
 }
 
 void Session::made(Address base, Stream& member, uint64_t sequence, const Lock&) {
@@ -386,11 +388,11 @@ Stream& Session::generatorHome(uint64_t generator, const Lock&) {
 void Session::bringGenerator(uint64_t generator, Stream& member, const Lock& held) {
   Stream& from = generatorHome(generator, held);
   if (&from == &member) return;
-  const Address state = mint(wire::kGeneratorBytes, 0, held);
-  const uint64_t saved = from.post(Kind::kGeneratorSave, {generator, state}, held);
+  const Address state = mint(sizeof(wire::SavedGenerator), 0, held);
+  const uint64_t saved = from.post(wire::GeneratorSave{generator, state}, held);
   made(state, from, saved, held);
   bring(state, member, held);
-  member.post(Kind::kGeneratorLoad, {generator, state}, held);
+  member.post(wire::GeneratorLoad{generator, state}, held);
   releaseLocked(state, held);
   generator_home_[generator] = member.member();
 }
@@ -403,7 +405,7 @@ void Session::synchronize(c10::DeviceIndex index) {
   std::vector<uint64_t> sequences;
   {
     const Lock held = lock();
-    for (auto& member : members_) sequences.push_back(member->post(Kind::kSync, {}, held));
+    for (auto& member : members_) sequences.push_back(member->post(wire::Sync{}, held));
   }
   std::exception_ptr first;
   for (size_t i = 0; i < size(); ++i) {
@@ -503,7 +505,7 @@ std::vector<Session::TraceEvent> Session::stopTrace() {
 }
 
 void Session::trim() {
-  for (auto& member : members_) member->post(Kind::kTrim, {});
+  for (auto& member : members_) member->post(wire::Trim{});
 }
 
 std::vector<Session::Entry> Session::map() {

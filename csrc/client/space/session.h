@@ -306,8 +306,9 @@ class Session {
   void uploadStaged(wire::Address base, uint64_t offset, uint64_t block, uint64_t bytes);
   bool uploadDirect(wire::Address base, uint64_t offset, const void* from, uint64_t bytes);
   void downloadDirect(wire::Address from, Stream& home, void* to, uint64_t bytes);
-  uint64_t postTransfer(wire::Kind kind, Stream& member, wire::Address address, uint64_t bytes,
-                        const void* host, const Lock&);
+  template <typename Copy>
+  uint64_t postTransfer(Stream& member, wire::Address address, uint64_t bytes, const void* host,
+                        const Lock&);
   void adopt(wire::Address base, Segment& segment, Stream& member, uint64_t block, const Lock&);
   bool settled(Stream& home) const;
   bool readInPlace(wire::Address base, uint64_t offset, void* to, uint64_t bytes, Stream& home);

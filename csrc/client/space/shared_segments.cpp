@@ -13,7 +13,6 @@
 namespace shoal::client {
 
 using wire::Address;
-using wire::Kind;
 using wire::ShareMode;
 
 void Stream::passShared(uint64_t number, int memory, int control, int line) {
@@ -45,9 +44,8 @@ void Session::share(Address base, size_t number, const SharedDescriptors& fds, S
     invalidate(base, member, member.lastSequence(), held);
     member.passShared(++shared_number_, fds.memory, fds.control, fds.line);
     segment.shared = true;
-    sequence = member.post(
-        Kind::kShare,
-        {base, segment.bytes, shared_number_, static_cast<uint64_t>(mode), fds.participant}, held);
+    sequence =
+        member.post(wire::Share{base, segment.bytes, shared_number_, mode, fds.participant}, held);
     segment.written_at = sequence;
   }
   try {
@@ -76,9 +74,7 @@ Address Session::openShared(uint64_t bytes, size_t number, const SharedDescripto
       const SegmentUse use{base, true};
       makeRoom(member, use, 0, held);
       member.passShared(++shared_number_, fds.memory, fds.control, fds.line);
-      sequence = member.post(
-          Kind::kOpen, {base, bytes, shared_number_, static_cast<uint64_t>(mode), fds.participant},
-          held);
+      sequence = member.post(wire::Open{base, bytes, shared_number_, mode, fds.participant}, held);
     } catch (...) {
       releaseLocked(base, held);
       throw;
@@ -103,7 +99,7 @@ void Session::unshare(Address base) {
     if (!at(base).shared) return;
     member = home(base, held);
     member->checkUsable();
-    sequence = member->post(Kind::kUnshare, {base}, held);
+    sequence = member->post(wire::Unshare{base}, held);
     at(base).written_at = sequence;
   }
   member->await(sequence);

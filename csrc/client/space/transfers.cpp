@@ -15,7 +15,6 @@
 namespace shoal::client {
 
 using wire::Address;
-using wire::Kind;
 
 namespace {
 
@@ -80,17 +79,19 @@ uint64_t Session::stage(const void* from, uint64_t bytes) {
   return offset;
 }
 
-// A transfer between `host` and the member's memory; returns the number of its last message.
-uint64_t Session::postTransfer(Kind kind, Stream& member, Address address, uint64_t bytes,
-                               const void* host, const Lock& held) {
+// A CopyIn or CopyOut between `host` and the member's memory; between machines several of them.
+// Returns the sequence number of the last one.
+template <typename Copy>
+uint64_t Session::postTransfer(Stream& member, Address address, uint64_t bytes, const void* host,
+                               const Lock& held) {
   if (member.link() == nullptr) {
-    return member.post(kind, {address, bytes, HostMemory::get().offsetOf(host)}, held);
+    return member.post(Copy{address, bytes, HostMemory::get().offsetOf(host)}, held);
   }
   const auto start = reinterpret_cast<uint64_t>(host);
   uint64_t sequence = 0;
   for (uint64_t at = 0; at < bytes; at += network::kPieceBytes) {
     const uint64_t piece = std::min(network::kPieceBytes, bytes - at);
-    sequence = member.post(kind, {address + at, piece, start + at}, held);
+    sequence = member.post(Copy{address + at, piece, start + at}, held);
   }
   return sequence;
 }
@@ -128,12 +129,8 @@ void Session::upload(Address base, uint64_t offset, const void* from, uint64_t b
     const Lock held = lock();
     Stream& member = homeOrPlace(base, held);
     bringToWrite(base, member, held);
-    uint64_t* out = member.begin(Kind::kWrite, 2 + (bytes + 7) / 8, 0, held);
-    out[0] = base + offset;
-    out[1] = bytes;
-    out[1 + (bytes + 7) / 8] = 0;
-    std::memcpy(out + 2, from, bytes);
-    wrote(base, member, member.commit(held), held);
+    const wire::Write message{base + offset, {static_cast<const char*>(from), bytes}};
+    wrote(base, member, member.post(message, held), held);
     member.traffic(held).bytes_in += bytes;
     member.traffic(held).bytes_copied += bytes;
     return;
@@ -152,7 +149,7 @@ bool Session::uploadDirect(Address base, uint64_t offset, const void* from, uint
     member = &homeOrPlace(base, held);
     if (member->link() == nullptr) return false;
     bringToWrite(base, *member, held);
-    sequence = postTransfer(Kind::kCopyIn, *member, base + offset, bytes, from, held);
+    sequence = postTransfer<wire::CopyIn>(*member, base + offset, bytes, from, held);
     wrote(base, *member, sequence, held);
     member->traffic(held).bytes_in += bytes;
   }
@@ -169,7 +166,7 @@ void Session::uploadPinned(Address base, uint64_t offset, const void* from, uint
     const Lock held = lock();
     member = &homeOrPlace(base, held);
     bringToWrite(base, *member, held);
-    sequence = postTransfer(Kind::kCopyIn, *member, base + offset, bytes, from, held);
+    sequence = postTransfer<wire::CopyIn>(*member, base + offset, bytes, from, held);
     wrote(base, *member, sequence, held);
     member->traffic(held).bytes_in += bytes;
   }
@@ -191,8 +188,8 @@ void Session::uploadStaged(Address base, uint64_t offset, uint64_t block, uint64
       return adopt(base, segment, *member, block, held);
     }
     bringToWrite(base, *member, held);
-    const uint64_t sequence = postTransfer(Kind::kCopyIn, *member, base + offset, bytes,
-                                           HostMemory::get().at(block), held);
+    const uint64_t sequence = postTransfer<wire::CopyIn>(*member, base + offset, bytes,
+                                                         HostMemory::get().at(block), held);
     wrote(base, *member, sequence, held);
     releaseHostLater(block, held);
     if (bytes > kStagedBytesMax || host_releases_.size() > kStagedBlocksMax) {
@@ -206,7 +203,7 @@ void Session::uploadStaged(Address base, uint64_t offset, uint64_t block, uint64
 void Session::adopt(Address base, Segment& segment, Stream& member, uint64_t block,
                     const Lock& held) {
   overwrite(base, held);
-  const uint64_t sequence = member.post(Kind::kAdopt, {base, segment.bytes, block}, held);
+  const uint64_t sequence = member.post(wire::Adopt{base, segment.bytes, block}, held);
   if (tracing_) {
     ++traced_calls_;
     trace(Access::kUpload, base, member.member());
@@ -292,7 +289,7 @@ void Session::download(Address base, uint64_t offset, void* to, uint64_t bytes, 
     uint64_t sequence;
     {
       const Lock held = lock();
-      sequence = postTransfer(Kind::kCopyOut, *home, base + offset, bytes, to, held);
+      sequence = postTransfer<wire::CopyOut>(*home, base + offset, bytes, to, held);
     }
     countTransfer(*home, 0, bytes, 0);
     HostMemory::get().usedBy(to, *home, sequence);
@@ -301,14 +298,14 @@ void Session::download(Address base, uint64_t offset, void* to, uint64_t bytes, 
   }
   if (quiet && readInPlace(base, offset, to, bytes, *home)) return;
   if (bytes <= wire::kInlineBytesMax) {
-    const auto payload = home->request(Kind::kRead, {base + offset, bytes});
+    const auto payload = home->request(wire::Read{{base + offset, bytes}});
     if (payload.size() * 8 < bytes) home->raiseLost("it sent too few bytes");
     std::memcpy(to, payload.data(), bytes);
     return countTransfer(*home, 0, bytes, bytes);
   }
   if (home->arena().data() != nullptr) {
     // Waits for everything so far, and brings the segment to where we see it.
-    home->request(Kind::kLocate, {base + offset, bytes});
+    home->request(wire::Locate{{base + offset, bytes}});
     if (readInPlace(base, offset, to, bytes, *home)) return;
   }
   if (home->link() != nullptr) return downloadDirect(base + offset, *home, to, bytes);
@@ -320,7 +317,7 @@ void Session::downloadDirect(Address from, Stream& home, void* to, uint64_t byte
   try {
     {
       const Lock held = lock();
-      postTransfer(Kind::kCopyOut, home, from, bytes, to, held);
+      postTransfer<wire::CopyOut>(home, from, bytes, to, held);
     }
     home.synchronize();
   } catch (...) {
@@ -335,7 +332,7 @@ void Session::downloadDirect(Address from, Stream& home, void* to, uint64_t byte
 void Session::downloadStaged(Address from, Stream& home, void* to, uint64_t bytes) {
   HostMemory& host = HostMemory::get();
   const uint64_t block = host.allocate(bytes);
-  const uint64_t sequence = home.post(Kind::kCopyOut, {from, bytes, block});
+  const uint64_t sequence = home.post(wire::CopyOut{from, bytes, block});
   try {
     home.synchronize();
   } catch (...) {
@@ -374,7 +371,7 @@ uint64_t Session::load(Address base, uint64_t offset, uint64_t bytes, size_t num
   const SegmentUse use{base, true};
   makeRoom(member, use, 0, held);
   bringToWrite(base, member, held);
-  const uint64_t sequence = member.post(Kind::kLoad, {base + offset, bytes, reader, from}, held);
+  const uint64_t sequence = member.post(wire::Load{base + offset, bytes, reader, from}, held);
   wrote(base, member, sequence, held);
   member.traffic(held).bytes_node += bytes;
   return sequence;
@@ -411,8 +408,7 @@ void Session::copyAcross(Address to_base, uint64_t to_offset, Address from_base,
   bring(from_base, from, held);
   uint64_t sequence;
   if (&to == &from) {
-    sequence =
-        to.post(Kind::kCopyWithin, {to_base + to_offset, from_base + from_offset, bytes}, held);
+    sequence = to.post(wire::CopyWithin{to_base + to_offset, from_base + from_offset, bytes}, held);
   } else {
     sequence = postFetch(to, to_base + to_offset, from, from_base, from_offset, bytes, held);
   }
@@ -433,12 +429,15 @@ bool Session::addAcross(Address to_base, uint64_t to_offset, Address from_base,
   bringToWrite(to_base, *to, held);
   bring(from_base, *from, held);
   const uint64_t reading = to->nextSequence(held);
-  const uint64_t exported = from->post(Kind::kExport, {from_base, to->member(), reading}, held);
-  const uint64_t sequence =
-      to->post(Kind::kFetchAdd,
-               {to_base + to_offset, from_base + from_offset, bytes, from->member(),
-                at(from_base).written_at, exported, static_cast<uint64_t>(type)},
-               held);
+  const uint64_t exported = from->post(wire::Export{from_base, to->member(), reading}, held);
+  const uint64_t sequence = to->post(wire::FetchAdd{.fetch = {.to = to_base + to_offset,
+                                                              .from = from_base + from_offset,
+                                                              .bytes = bytes,
+                                                              .peer = from->member(),
+                                                              .written = at(from_base).written_at,
+                                                              .exported = exported},
+                                                    .dtype = static_cast<uint8_t>(type)},
+                                     held);
   to->traffic(held).bytes_peer += bytes;
   wrote(to_base, *to, sequence, held);
   return true;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "transport/ring.h"
+#include "wire/messages.h"
 #include "worker/peers/peers.h"
 
 namespace shoal::worker {
@@ -26,7 +27,7 @@ class FetchAhead {
 
  private:
   // False if it is a copy for which there is no room now.
-  bool see(const std::vector<uint64_t>& message, uint64_t sequence);
+  bool see(wire::Words message, uint64_t sequence);
 
   const transport::RingConsumer& requests_;
   const Peers& peers_;

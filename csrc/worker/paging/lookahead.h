@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "transport/ring.h"
+#include "wire/messages.h"
 
 namespace shoal::worker {
 
@@ -43,7 +44,8 @@ class Lookahead {
   uint64_t end() const { return next_sequence_; }  // of the window
 
  private:
-  void see(const uint64_t* words, size_t count);
+  void see(wire::Words message);
+  void seeCall(const wire::Call& call);
   void add(uint64_t address, bool frees);
 
   const transport::RingConsumer& requests_;

@@ -14,7 +14,7 @@
 #include <string>
 #include <utility>
 
-#include "wire/message.h"
+#include "wire/messages.h"
 
 namespace shoal::worker {
 
