@@ -13,7 +13,6 @@ EXIT_CLIENT_ENDED: int
 EXIT_CLIENT_CLOSED: int
 EXIT_CLIENT_SILENT: int
 
-
 # --- layouts that C++ owns ---
 # By name: the number of the kind, and its fields with their offset in the message and their bytes. An
 # offset of -1 is behind a field of any length, which has 0 bytes.
