@@ -30,7 +30,6 @@ constexpr int64_t kSpinUs = 30;
 constexpr uint64_t kAheadMessages = 24;
 constexpr int64_t kGatherNs = 60000;
 constexpr int kSilenceMs = transport::kHeartbeatLostMs;
-constexpr size_t kCopyWords = 4;
 
 // Closes descriptors unless somebody takes them.
 class Descriptors {
@@ -174,35 +173,34 @@ struct ClientLink::State {
         continue;
       }
       ++sequence;
-      const uint16_t kind = wire::headerKind(message[0]);
-      if (message.size() == kCopyWords && kind == static_cast<uint16_t>(wire::Kind::kCopyIn)) {
-        sendBytes(message, sequence);
-      } else if (message.size() == kCopyWords &&
-                 kind == static_cast<uint16_t>(wire::Kind::kCopyOut)) {
-        {
-          const std::lock_guard held(mutex);
-          expected.push_back({reinterpret_cast<std::byte*>(message[3]), message[2]});
-        }
-        message[3] = 0;
-        batch.insert(batch.end(), message.begin(), message.end());
-      } else {
-        batch.insert(batch.end(), message.begin(), message.end());
-      }
+      const bool is_copy = wire::MessageList<wire::CopyIn, wire::CopyOut>::decode(
+          message, wire::Overloaded{[&](const wire::CopyIn& copy) { sendBytes(copy, sequence); },
+                                    [&](const wire::CopyOut& copy) { expectBytes(copy); }});
+      if (!is_copy) batch.insert(batch.end(), message.begin(), message.end());
       if (batch.size() * 8 >= kBatchBytes) push(/*flush=*/false);
     }
   }
 
-  // A kCopyIn, and its bytes: behind it, or by a lane.
-  void sendBytes(std::vector<uint64_t>& message, uint64_t sequence) {
-    auto* data = reinterpret_cast<std::byte*>(message[3]);
-    const uint64_t bytes = message[2];
+  void expectBytes(wire::CopyOut copy) {
+    {
+      const std::lock_guard held(mutex);
+      expected.push_back({reinterpret_cast<std::byte*>(copy.host), copy.bytes});
+    }
+    copy.host = 0;
+    wire::append(batch, copy);
+  }
+
+  // Sends a CopyIn and its bytes: behind it, or by a lane.
+  void sendBytes(wire::CopyIn copy, uint64_t sequence) {
+    auto* data = reinterpret_cast<std::byte*>(copy.host);
+    const uint64_t bytes = copy.bytes;
     if (outstanding(data, bytes)) {
       push(/*flush=*/true);
       awaitArrival(data, bytes);
     }
     const uint32_t lane = chooseLane(up_lanes, bytes);
-    message[3] = lane;
-    batch.insert(batch.end(), message.begin(), message.end());
+    copy.host = lane;
+    wire::append(batch, copy);
     if (lane > 0) {
       const uint64_t ticket = leaving.expect();
       Lane::Piece piece{data, bytes, [this, ticket] { leaving.arrived(ticket); }};
@@ -230,53 +228,52 @@ struct ClientLink::State {
   void receiveLoop() {
     down->setSilence(kSilenceMs);
     Reader reader(*down);
-    std::vector<uint64_t> body;
+    std::vector<uint64_t> frame;
     while (true) {
-      const uint64_t header = reader.word();
-      const size_t bytes = wire::headerBytes(header);
-      const uint16_t kind = wire::headerKind(header);
-      if (bytes < 16 || bytes % 8 != 0 || bytes > wire::kMessageBytesMax) {
-        throw ConnectionLost("the worker sent a frame of " + std::to_string(bytes) + " bytes");
-      }
-      body.resize(bytes / 8 - 1);
-      reader.read(body.data(), bytes - 8);
-      if (kind <= static_cast<uint16_t>(wire::Kind::kLast)) {
+      reader.message(frame);
+      const uint16_t kind = wire::headerKind(frame[0]);
+      if (kind < wire::kKindsEnd) {
+        wire::read<wire::Reply>(frame);  // throws if that is none
         if (arriving.quiet()) {
-          publish(header, body);
+          publish(frame);
         } else {
-          arriving.then(bytes, [this, header, body] { publish(header, body); });
+          arriving.then(frame.size() * 8, [this, frame] { publish(frame); });
         }
-      } else if (kind == kFrameProgress && body.size() == 3) {
-        progress->heartbeat.store(body[2], std::memory_order_relaxed);
-        arriving.thenLatest([this, done = body[0], failed = static_cast<uint32_t>(body[1])] {
-          progress->failed.store(failed, std::memory_order_relaxed);
-          transport::publish(*progress, done);
-        });
-      } else if (kind == kFrameMoment && body.size() == 3) {
-        transport::note(*progress, body[0],
-                        {static_cast<int64_t>(body[1]), static_cast<int64_t>(body[2])});
-      } else if (kind == kFrameData && body.size() == 2) {
-        receiveData(reader, body[0], body[1]);
-      } else if (kind == kFrameGoodbye && body[0] <= kGoodbyeBytesMax &&
-                 body[0] <= (body.size() - 1) * 8) {
-        throw ConnectionLost("its worker ended the session: " +
-                             std::string(reinterpret_cast<const char*>(&body[1]), body[0]));
-      } else {
+        continue;
+      }
+      const wire::Overloaded handlers{
+          [&](const ProgressFrame& told) { advance(told); },
+          [&](const MomentFrame& told) {
+            transport::note(*progress, told.event, {told.ns, told.waited_ns});
+          },
+          [&](const DataFrame& data) { receiveData(reader, data); },
+          [](const GoodbyeFrame& goodbye) {
+            throw ConnectionLost("its worker ended the session: " + std::string(goodbye.text));
+          },
+      };
+      if (!DownFrames::decode(frame, handlers)) {
         throw ConnectionLost("the worker sent a frame of unknown kind " + std::to_string(kind));
       }
     }
   }
 
-  void publish(uint64_t header, const std::vector<uint64_t>& body) {
-    const size_t bytes = (1 + body.size()) * 8;
-    uint64_t* words = producer->reserve(bytes);
-    words[0] = header;
-    std::copy(body.begin(), body.end(), words + 1);
-    producer->commit(bytes);
+  void advance(const ProgressFrame& told) {
+    progress->heartbeat.store(told.heartbeat, std::memory_order_relaxed);
+    arriving.thenLatest([this, done = told.completed, failed = told.failed] {
+      progress->failed.store(static_cast<uint32_t>(failed), std::memory_order_relaxed);
+      transport::publish(*progress, done);
+    });
   }
 
-  // The worker says how many bytes come. Only this side knows where they go.
-  void receiveData(Reader& reader, uint64_t bytes, uint64_t lane) {
+  void publish(const std::vector<uint64_t>& reply) {
+    uint64_t* words = producer->reserve(reply.size() * 8);
+    std::copy(reply.begin(), reply.end(), words);
+    producer->commit(reply.size() * 8);
+  }
+
+  // The worker says how many bytes; where they go, only we know.
+  void receiveData(Reader& reader, DataFrame data) {
+    const auto [bytes, lane] = data;
     Expected next{};
     const uint64_t number = announced++;
     {

@@ -1,29 +1,28 @@
-// The frames on the data connections of a session between machines.
+// What goes over the data connections of a session between machines. `layout` of a frame is as in
+// wire/messages.h.
 //
 // There are two streams, each used in one direction, so that neither ever waits for the other:
 //
-//   up     client → worker   the messages of the op stream, as in wire/message.h and without
-//                            padding. A host offset is valid on one machine only. It is replaced
-//                            by the number of the lane that carries the bytes of a kCopyIn, or by
-//                            0 if they follow here.
-//   down   worker → client   replies as in wire/message.h, and the frames below.
+//   up     client → worker   the messages of the op stream, without padding. `host` of a CopyIn is
+//                            the number of the lane that has its bytes, or 0 if they follow.
+//   down   worker → client   replies, and the frames below.
 //
-// Beside each there are as many lanes as the client opened. A lane carries the bytes of whole
-// chunks and nothing else.
+// Beside each stream are as many lanes as the client opened. They carry whole chunks and nothing
+// else.
 //
-// The streams are in order, so nothing else needs a number: a reply that says "done" counts when
-// the bytes of every kCopyOut before it are there.
+// The streams are in order, so nothing else needs a number: a reply counts when the bytes of every
+// CopyOut before it are there.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 
-#include "wire/message.h"
+#include "wire/messages.h"
 
 namespace shoal::network {
 
-// Bytes of one kCopyIn or kCopyOut. A larger transfer is several chunks, so that the wire, the
+// Bytes of one CopyIn or CopyOut: a larger transfer is several of them, so that the wire, the
 // worker's copy and the client's overlap. Lanes carry whole chunks; smaller ones are not worth it.
 inline constexpr uint64_t kPieceBytes = uint64_t{1} << 18;
 inline constexpr uint32_t kLanesMax = 4;  // of each direction
@@ -32,17 +31,85 @@ inline constexpr uint64_t kStagingBytes = 64 * kPieceBytes;
 // Messages that wait for the bytes of chunks before them.
 inline constexpr size_t kHeldBytesMax = size_t{1} << 20;
 
-// Kinds of frames beside replies. The header word is the same.
-inline constexpr uint16_t kFrameProgress = 0x100;  // completed, failed, heartbeat
-inline constexpr uint16_t kFrameData =
-    0x101;  // bytes, lane: the next kCopyOut; lane 0: they follow
-inline constexpr uint16_t kFrameGoodbye = 0x102;  // bytes, text: why the worker ends the session
-inline constexpr size_t kGoodbyeBytesMax = 4096;
-inline constexpr uint16_t kFrameMoment = 0x105;  // event, ns, ns waited: when it was passed
+// Kinds of frames. Their header is that of a message.
+enum class Frame : uint16_t {
+  kProgress = 0x100,
+  kData = 0x101,
+  kGoodbye = 0x102,
+  kEnd = 0x103,
+  kWait = 0x104,
+  kMoment = 0x105,
+};
 
-inline constexpr uint64_t frameWord(uint16_t kind, uint32_t bytes) {
-  return wire::headerWord(static_cast<wire::Kind>(kind), bytes, 0);
-}
+// --- down, beside replies
+
+// How far the worker is.
+struct ProgressFrame {
+  static constexpr Frame kKind = Frame::kProgress;
+  uint64_t completed = 0, failed = 0, heartbeat = 0;
+  void layout(auto& codec) {
+    wire::eachWord(codec, "completed", completed, "failed", failed, "heartbeat", heartbeat);
+  }
+};
+
+// The bytes of the next CopyOut.
+struct DataFrame {
+  static constexpr Frame kKind = Frame::kData;
+  uint64_t bytes = 0;
+  uint64_t lane = 0;  // 0: the bytes follow the frame
+  void layout(auto& codec) { wire::eachWord(codec, "bytes", bytes, "lane", lane); }
+};
+
+// Why the worker ends the session.
+struct GoodbyeFrame {
+  static constexpr Frame kKind = Frame::kGoodbye;
+  static constexpr size_t kTextBytesMax = 4096;
+  std::string_view text;
+  void layout(auto& codec) {
+    uint64_t bytes = text.size();
+    codec.word("bytes", bytes);
+    codec.bytes("text", text, bytes, kTextBytesMax);
+  }
+};
+
+// When the device passed a stream event.
+struct MomentFrame {
+  static constexpr Frame kKind = Frame::kMoment;
+  uint64_t event = 0;
+  int64_t ns = 0, waited_ns = 0;
+  void layout(auto& codec) {
+    wire::eachWord(codec, "event", event, "ns", ns, "waited_ns", waited_ns);
+  }
+};
+
+using DownFrames = wire::MessageList<ProgressFrame, DataFrame, GoodbyeFrame, MomentFrame>;
+
+// --- answers to a ReadRequest
+
+// The bytes follow. They replace those of the PieceFrame before.
+struct PieceFrame {
+  static constexpr Frame kKind = Frame::kData;
+  uint64_t bytes = 0;
+  void layout(auto& codec) { codec.word("bytes", bytes); }
+};
+
+// The peer lives and is not there yet.
+struct WaitFrame {
+  static constexpr Frame kKind = Frame::kWait;
+  uint64_t unused = 0;
+  void layout(auto& codec) { codec.word("unused", unused); }
+};
+
+struct EndFrame {
+  static constexpr Frame kKind = Frame::kEnd;
+  bool there = false;  // the last bytes are the segment's; false: there is none
+  void layout(auto& codec) { codec.word("there", there, 1); }
+};
+
+using ReadFrames = wire::MessageList<PieceFrame, WaitFrame, EndFrame>;
+
+// A data connection begins with this and the session's data id, both in plain.
+inline constexpr char kDataMagic[] = "SHOALDAT";
 
 // The first thing on a data connection, when TLS is up.
 enum class Purpose : uint32_t { kUp = 1, kDown = 2, kRead = 3, kProgress = 4 };
@@ -60,8 +127,7 @@ inline constexpr uint32_t laneWord(uint32_t lane, uint32_t lanes) {
 inline constexpr uint64_t kGreetingAnswer = 0x0a4b4f4c414f4853;  // "SHOALOK\n"
 inline constexpr int64_t kGreetingMs = 5000;
 
-// What a reader asks of a peer, on a connection of purpose kRead. The peer answers with kFrameData,
-// each one in place of the one before, and then kFrameEnd.
+// What a reader asks of a peer on a connection of purpose kRead.
 struct ReadRequest {
   uint64_t base, offset, bytes;
   uint64_t written, exported;  // sequence numbers at the peer; see worker/peers/peers.h
@@ -69,7 +135,12 @@ struct ReadRequest {
   bool operator==(const ReadRequest&) const = default;
 };
 static_assert(sizeof(ReadRequest) == 48);
-inline constexpr uint16_t kFrameWait = 0x104;  // the peer lives and is not there yet
-inline constexpr uint16_t kFrameEnd = 0x103;  // 1: the last data is the segment's; 0: there is none
+
+// What a worker says of itself on a connection of purpose kProgress.
+struct PeerProgress {
+  uint64_t completed, heartbeat;
+  bool operator==(const PeerProgress&) const = default;
+};
+static_assert(sizeof(PeerProgress) == 16);
 
 }  // namespace shoal::network

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "network/socket_reader.h"
@@ -19,7 +20,6 @@
 namespace shoal::network {
 namespace {
 
-constexpr char kMagic[] = "SHOALDAT";
 constexpr int kSilenceMs = transport::kHeartbeatLostMs;
 constexpr int64_t kTellNs = 20000000;  // between two checks whether there is progress to report
 constexpr int64_t kSpinUs = 30;        // requests come ahead, so what they need is seldom just done
@@ -77,9 +77,9 @@ std::unique_ptr<Connection> openPeer(const Tls& tls, const PeerEndpoint& peer, P
                                      uint32_t member) {
   const int64_t deadline = transport::nowNs() + kSilenceMs * int64_t{1000000};
   const int fd = dial(peer, deadline);
-  char prefix[sizeof kMagic - 1 + sizeof peer.data_id];
-  std::memcpy(prefix, kMagic, sizeof kMagic - 1);
-  std::memcpy(prefix + sizeof kMagic - 1, peer.data_id.data(), peer.data_id.size());
+  char prefix[sizeof kDataMagic - 1 + sizeof peer.data_id];
+  std::memcpy(prefix, kDataMagic, sizeof kDataMagic - 1);
+  std::memcpy(prefix + sizeof kDataMagic - 1, peer.data_id.data(), peer.data_id.size());
   if (send(fd, prefix, sizeof prefix, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof prefix)) {
     close(fd);
     throw ConnectionLost(peer.host + " closed the connection");
@@ -121,22 +121,29 @@ void PeerReader::send(const ReadRequest& request) {
 }
 
 bool PeerReader::receive(const ReadRequest& request, const Take& take) {
-  while (true) {
-    const uint64_t header = reader_->word();
-    const uint64_t value = reader_->word();
-    switch (wire::headerKind(header)) {
-      case kFrameWait:
-        continue;
-      case kFrameEnd:
-        return value == 1;
-      case kFrameData:
-        break;
-      default:
+  std::vector<uint64_t> frame;
+  std::optional<bool> there;
+  const wire::Overloaded handlers{
+      [](const WaitFrame&) {},
+      [&](const EndFrame& end) { there = end.there; },
+      [&](const PieceFrame& piece) {
+        if (piece.bytes != request.bytes) {
+          throw ConnectionLost("it sent another number of bytes");
+        }
+        take(*reader_);
+      },
+  };
+  while (!there) {
+    try {
+      reader_->message(frame);
+      if (!ReadFrames::decode(frame, handlers)) {
         throw ConnectionLost("it sent a frame of unknown kind");
+      }
+    } catch (const wire::ProtocolError& error) {
+      throw ConnectionLost(std::string("it sent a malformed frame: ") + error.what());
     }
-    if (value != request.bytes) throw ConnectionLost("it sent another number of bytes");
-    take(*reader_);
   }
+  return *there;
 }
 
 void PeerReader::setLost(std::string why) {
@@ -307,10 +314,10 @@ class ReadServer {
     const uint64_t word = own_.places->word(slot);
     if (!isPast(request.exported) && send(word, request)) {
       std::atomic_thread_fence(std::memory_order_acquire);
-      if (own_.places->word(slot) == word) return frame(kFrameEnd, 1);
+      if (own_.places->word(slot) == word) return frame(EndFrame{true});
     }
     await(request.exported);
-    frame(kFrameEnd, send(own_.places->noted(request.exported), request) ? 1 : 0);
+    frame(EndFrame{send(own_.places->noted(request.exported), request)});
   }
 
  private:
@@ -323,7 +330,7 @@ class ReadServer {
     int64_t spin_us = kSpinUs;
     while (!transport::awaitCompleted(*own_.progress, sequence, spin_us, transport::kHeartbeatMs)) {
       spin_us = 0;
-      frame(kFrameWait, 0);
+      frame(WaitFrame{});
     }
   }
 
@@ -337,20 +344,24 @@ class ReadServer {
         request.bytes > region->bytes() - start - request.offset) {
       throw ConnectionLost("it asked for bytes behind the end of memory");
     }
-    const uint64_t header[2] = {frameWord(kFrameData, 16), request.bytes};
-    connection_.write(header, sizeof header);
+    write(PieceFrame{request.bytes});
     connection_.write(region->data() + start + request.offset, request.bytes);
     return true;
   }
 
-  void frame(uint16_t kind, uint64_t value) {
-    const uint64_t words[2] = {frameWord(kind, 16), value};
-    connection_.write(words, sizeof words);
+  void write(const auto& frame) {
+    words_.clear();
+    wire::append(words_, frame);
+    connection_.write(words_.data(), words_.size() * 8);
+  }
+  void frame(const auto& frame) {
+    write(frame);
     connection_.flush();
   }
 
   Connection& connection_;
   const OwnMemory& own_;
+  std::vector<uint64_t> words_;  // of the frame that is sent
 };
 
 }  // namespace
@@ -371,10 +382,10 @@ void serveReads(Connection& connection, const OwnMemory& own, transport::Progres
 void followProgress(Connection& connection, transport::Progress& seen) {
   Reader reader(connection);
   while (true) {
-    uint64_t words[2];
-    reader.read(words, sizeof words);
-    raise(seen.completed, words[0]);
-    seen.heartbeat.store(words[1], std::memory_order_relaxed);
+    PeerProgress told;
+    reader.read(&told, sizeof told);
+    raise(seen.completed, told.completed);
+    seen.heartbeat.store(told.heartbeat, std::memory_order_relaxed);
     transport::ringBell(seen);
   }
 }
@@ -382,14 +393,14 @@ void followProgress(Connection& connection, transport::Progress& seen) {
 void tellProgress(const Tls& tls, const PeerEndpoint& peer, uint32_t member,
                   const transport::Progress& own) {
   const auto connection = openPeer(tls, peer, Purpose::kProgress, member);
-  uint64_t told[2] = {0, UINT64_MAX};
+  PeerProgress told{0, UINT64_MAX};
   while (true) {
-    const uint64_t words[2] = {own.completed.load(std::memory_order_acquire),
-                               own.heartbeat.load(std::memory_order_relaxed)};
-    if (words[0] != told[0] || words[1] != told[1]) {
-      connection->write(words, sizeof words);
+    const PeerProgress now{own.completed.load(std::memory_order_acquire),
+                           own.heartbeat.load(std::memory_order_relaxed)};
+    if (now != told) {
+      connection->write(&now, sizeof now);
       connection->flush();
-      std::memcpy(told, words, sizeof told);
+      told = now;
     }
     const timespec moment{0, kTellNs};
     nanosleep(&moment, nullptr);

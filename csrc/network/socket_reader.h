@@ -7,6 +7,9 @@
 #include <vector>
 
 #include "network/tls.h"
+#include "wire/cursor.h"
+#include "wire/limits.h"
+#include "wire/message.h"
 
 namespace shoal::network {
 
@@ -18,6 +21,18 @@ class Reader {
     uint64_t word;
     read(&word, sizeof word);
     return word;
+  }
+
+  // The next message or frame, with its header.
+  void message(std::vector<uint64_t>& words) {
+    const uint64_t header = word();
+    const size_t bytes = wire::headerBytes(header);
+    if (bytes < 8 || bytes % 8 != 0 || bytes > wire::kMessageBytesMax) {
+      throw wire::ProtocolError("a message of " + std::to_string(bytes) + " bytes is out of range");
+    }
+    words.resize(bytes / 8);
+    words[0] = header;
+    read(words.data() + 1, bytes - 8);
   }
 
   void read(void* to, size_t bytes) {

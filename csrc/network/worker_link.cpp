@@ -21,7 +21,6 @@
 #include "network/staging.h"
 #include "transport/ending.h"
 #include "transport/ring.h"
-#include "wire/cursor.h"
 #include "wire/limits.h"
 
 namespace shoal::network {
@@ -113,7 +112,7 @@ class Link {
   struct CopyOut {
     uint64_t sequence, offset, bytes;
   };
-  struct EventRecord {
+  struct EventDue {
     uint64_t sequence, event;
   };
 
@@ -128,42 +127,37 @@ class Link {
     std::vector<uint64_t> message;
     uint64_t sequence = 0;
     while (true) {
-      const uint64_t header = reader.word();
-      const size_t bytes = wire::headerBytes(header);
-      const uint16_t kind = wire::headerKind(header);
-      if (bytes < 8 || bytes % 8 != 0 || bytes > wire::kMessageBytesMax) {
-        throw wire::ProtocolError("a message of " + std::to_string(bytes) +
-                                  " bytes is out of range");
-      }
-      if (kind == 0 || kind > static_cast<uint16_t>(wire::Kind::kLast)) {
+      reader.message(message);
+      const uint16_t kind = wire::headerKind(message[0]);
+      if (kind == 0 || kind >= wire::kKindsEnd) {
         throw wire::ProtocolError("message kind " + std::to_string(kind) + " does not exist");
       }
-      message.resize(bytes / 8);
-      message[0] = header;
-      reader.read(message.data() + 1, bytes - 8);
       ++sequence;
-      switch (static_cast<wire::Kind>(kind)) {
-        case wire::Kind::kAdopt:
-          throw wire::ProtocolError("host memory of another machine cannot be adopted");
-        case wire::Kind::kCopyIn:
-          takeIn(reader, message, sequence);
-          break;
-        case wire::Kind::kCopyOut:
-          message[3] = takeOut(pieceOf(message), sequence);
-          break;
-        case wire::Kind::kEventRecord:
-          if (message.size() == 2) expectEvent({sequence, message[1]});
-          break;
-        default:
-          if (wire::expectsReply(static_cast<wire::Kind>(kind), wire::headerFlags(header))) {
-            expectReply(sequence);
-          }
-          break;
+      if (wire::expectsReply(static_cast<wire::Kind>(kind), wire::headerFlags(message[0]))) {
+        expectReply(sequence);
       }
+      using Seen = wire::MessageList<wire::Adopt, wire::CopyIn, wire::CopyOut, wire::EventRecord>;
+      Seen::decode(
+          message,
+          wire::Overloaded{
+              [](const wire::Adopt&) {
+                throw wire::ProtocolError("host memory of another machine cannot be adopted");
+              },
+              [&](wire::CopyIn copy) {
+                copy.host = takeIn(reader, copy, sequence);
+                replace(message, copy);
+              },
+              [&](wire::CopyOut copy) {
+                copy.host = takeOut(copy, sequence);
+                replace(message, copy);
+              },
+              [&](const wire::EventRecord& record) { expectEvent({sequence, record.event}); },
+          });
       if (arriving_.quiet()) {
         publish(message, sequence);
       } else {
-        arriving_.then(bytes, [this, message, sequence] { publish(message, sequence); });
+        arriving_.then(message.size() * 8,
+                       [this, message, sequence] { publish(message, sequence); });
       }
     }
   }
@@ -178,18 +172,22 @@ class Link {
     if (idle_) transport::ringForAll(*options_.progress);
   }
 
-  static uint64_t pieceOf(const std::vector<uint64_t>& message) {
-    if (message.size() != 4 || message[2] == 0 || message[2] > kPieceBytes) {
-      throw wire::ProtocolError("a transfer between machines is no piece of at most " +
-                                std::to_string(kPieceBytes) + " bytes");
-    }
-    return message[2];
+  static void replace(std::vector<uint64_t>& message, const auto& by) {
+    message.clear();
+    wire::append(message, by);
   }
 
-  // Takes staging memory for the bytes of a kCopyIn. They follow here, or come by a lane.
-  void takeIn(Reader& reader, std::vector<uint64_t>& message, uint64_t sequence) {
-    const uint64_t bytes = pieceOf(message);
-    const uint64_t lane = message[3];
+  static void checkPiece(uint64_t bytes) {
+    if (bytes > 0 && bytes <= kPieceBytes) return;
+    throw wire::ProtocolError("a transfer between machines is no piece of at most " +
+                              std::to_string(kPieceBytes) + " bytes");
+  }
+
+  // Finds a place for the bytes of a copy; they come now, or by a lane.
+  uint64_t takeIn(Reader& reader, const wire::CopyIn& copy, uint64_t sequence) {
+    const uint64_t bytes = copy.bytes;
+    const uint64_t lane = copy.host;
+    checkPiece(bytes);
     if (lane > up_lanes_.size()) {
       throw wire::ProtocolError("there is no lane " + std::to_string(lane));
     }
@@ -200,15 +198,20 @@ class Link {
       const timespec pause{0, kPauseNs};
       nanosleep(&pause, nullptr);
     }
-    message[3] = *place;
     last_in_.store(sequence, std::memory_order_relaxed);
-    if (lane == 0) return reader.read(options_.staging + *place, bytes);
+    if (lane == 0) {
+      reader.read(options_.staging + *place, bytes);
+      return *place;
+    }
     const uint64_t ticket = arriving_.expect();
     up_lanes_[lane - 1]->push(
         {options_.staging + *place, bytes, [this, ticket] { arriving_.arrived(ticket); }});
+    return *place;
   }
 
-  uint64_t takeOut(uint64_t bytes, uint64_t sequence) {
+  uint64_t takeOut(const wire::CopyOut& copy, uint64_t sequence) {
+    const uint64_t bytes = copy.bytes;
+    checkPiece(bytes);
     std::optional<uint64_t> place;
     std::unique_lock held(mutex_);
     released_.wait(held, [&] { return (place = out_.take(bytes, sequence)).has_value(); });
@@ -224,8 +227,8 @@ class Link {
     wakeIfLater(sequence);
   }
 
-  // As in the progress page, more events than kMoments replace the oldest.
-  void expectEvent(EventRecord record) {
+  // Of more than there are moments the oldest are forgotten, as they are in the progress page.
+  void expectEvent(EventDue record) {
     const std::lock_guard held(mutex_);
     events_.push_back(record);
     if (events_.size() > transport::kMoments) events_.pop_front();
@@ -248,11 +251,12 @@ class Link {
       bool urgent = sendCopies(done, batch);
       urgent |= sendMoments(done, batch);
       while (replies_.poll(reply)) {
-        replied(reply[1]);
-        // A client that has the reply must find its request done, and all earlier bytes there.
-        sendCopies(reply[1], batch);
-        sendMoments(reply[1], batch);
-        sayProgress(reply[1], false, batch);
+        const uint64_t replied_to = wire::read<wire::Reply>(reply).sequence;
+        replied(replied_to);
+        // A client that has the reply must find its request done, and all bytes before it there.
+        sendCopies(replied_to, batch);
+        sendMoments(replied_to, batch);
+        sayProgress(replied_to, false, batch);
         batch.insert(batch.end(), reply.begin(), reply.end());
         urgent = true;
         if (batch.size() > kBatchWords) write(batch);
@@ -285,7 +289,7 @@ class Link {
     told_ = done;
     told_failed_ = failed;
     told_beat_ = options_.progress->heartbeat.load(std::memory_order_relaxed);
-    batch.insert(batch.end(), {frameWord(kFrameProgress, 32), done, failed ? 1u : 0u, told_beat_});
+    wire::append(batch, ProgressFrame{done, failed ? 1u : 0u, told_beat_});
   }
 
   // Waits until there is something to send. `news_ms`: how long present news may wait; 0: no news.
@@ -333,7 +337,7 @@ class Link {
       any = true;
       std::byte* data = options_.staging + copy.offset;
       const uint32_t lane = chooseLane(down_lanes_, copy.bytes);
-      batch.insert(batch.end(), {frameWord(kFrameData, 24), copy.bytes, lane});
+      wire::append(batch, DataFrame{copy.bytes, lane});
       if (lane > 0) {
         const uint64_t ticket = leaving_.expect();
         Lane::Piece piece{data, copy.bytes, [this, ticket] { leaving_.arrived(ticket); }};
@@ -365,9 +369,7 @@ class Link {
       any = true;
       const uint64_t event = events_.front().event;
       if (const auto passed = transport::passed(*options_.progress, event)) {
-        batch.insert(batch.end(),
-                     {frameWord(kFrameMoment, 32), event, static_cast<uint64_t>(passed->ns),
-                      static_cast<uint64_t>(passed->waited_ns)});
+        wire::append(batch, MomentFrame{event, passed->ns, passed->waited_ns});
       }
     }
     return any;
@@ -379,11 +381,9 @@ class Link {
   }
 
   void sayGoodbye() {
-    const std::string text = goodbye_.substr(0, kGoodbyeBytesMax);
-    std::vector<uint64_t> frame(2 + (text.size() + 7) / 8);
-    frame[0] = frameWord(kFrameGoodbye, static_cast<uint32_t>(frame.size() * 8));
-    frame[1] = text.size();
-    std::copy(text.begin(), text.end(), reinterpret_cast<char*>(frame.data() + 2));
+    std::vector<uint64_t> frame;
+    const std::string_view text = goodbye_;
+    wire::append(frame, GoodbyeFrame{text.substr(0, GoodbyeFrame::kTextBytesMax)});
     write(frame);
     down_->flush();
   }
@@ -394,7 +394,7 @@ class Link {
   Order arriving_{kHeldBytesMax}, leaving_{kHeldBytesMax};
   transport::RingProducer requests_;
   transport::RingConsumer replies_;
-  std::atomic<uint64_t> received_{0}, last_in_{0};  // messages: the last, the last kCopyIn
+  std::atomic<uint64_t> received_{0}, last_in_{0};  // messages: the last, the last CopyIn
   std::atomic<bool> idle_{false}, ended_{false};    // idle: the sender sleeps for long
   bool spins_ = false;                              // only the sender uses it
   std::string goodbye_;
@@ -405,7 +405,7 @@ class Link {
   std::condition_variable released_;  // of out_
   Staging out_{kStagingBytes, kStagingBytes};
   std::deque<CopyOut> copies_;
-  std::deque<EventRecord> events_;    // not passed yet, or not sent
+  std::deque<EventDue> events_;       // that were not passed yet, or not reported
   std::deque<uint64_t> replies_due_;  // messages
   uint64_t asleep_for_ = 0;           // of the sender; 0: it is awake
 };

@@ -24,6 +24,7 @@
 #include "client/torch/kernels.h"
 #include "network/client_link.h"
 #include "network/data_connections.h"
+#include "python/layouts.h"
 #include "python/policy_replay.h"
 #include "python/python_line.h"
 #include "python/python_signals.h"
@@ -429,20 +430,13 @@ void bindStatistics(py::module_& m) {
     return d;
   });
   m.def("worker_stats", [](int index) {
-    client::Stream::Payload payload;
+    wire::StatsReply stats;
     {
       const py::gil_scoped_release release;
       const auto device = static_cast<c10::DeviceIndex>(index);
-      payload =
-          Devices::get().sessionWith(device).deviceMember(device).request(wire::Kind::kStats, {});
+      stats = Devices::get().sessionWith(device).deviceMember(device).ask(wire::Stats{});
     }
-    static const char* const names[] = {
-        "used_bytes", "reserved_bytes", "segment_bytes", "segments",      "calls",     "busy_ns",
-        "bytes_in",   "bytes_out",      "bytes_peer",    "paged_in",      "paged_out", "paged_disk",
-        "dropped",    "prefetched",     "stall_ns",      "swapped_bytes", "peer_ahead"};
-    py::dict d;
-    for (size_t i = 0; i < payload.size() && i < std::size(names); ++i) d[names[i]] = payload[i];
-    return d;
+    return namedWords(stats);
   });
 }
 
@@ -555,4 +549,5 @@ PYBIND11_MODULE(_core, m) {
   shoal::bindStatistics(m);
   shoal::bindPolicyReplay(m);
   shoal::bindWorker(m);
+  shoal::bindLayouts(m);
 }

@@ -1,4 +1,4 @@
-#include "client/call/call_cache.h"
+#include "client/member/call_cache.h"
 
 #include <doctest/doctest.h>
 

@@ -53,7 +53,7 @@ TEST_CASE("look-ahead: the next use of a segment is found in the ring") {
   Stream stream;
   stream.post(Kind::kSync, {});
   stream.post(Kind::kRead, {at(3), 8});
-  stream.post(Kind::kCall, {wire::pair(7, 1), at(4), 99, at(5)});
+  stream.post(Kind::kCall, {wire::pair(7, 0), at(4), 99, at(5)});
   stream.post(Kind::kFree, {at(3), at(4)});
   const UpcomingUses& uses = stream.run();
   CHECK(uses.end() == 5);
@@ -116,7 +116,7 @@ TEST_CASE("look-ahead: short and nonsensical messages are no uses") {
   Stream stream;
   stream.post(Kind::kSync, {});
   stream.post(Kind::kCall, {});
-  stream.post(Kind::kCall, {wire::pair(7, 1), 0});
+  stream.post(Kind::kCall, {wire::pair(7, 0), 0});
   stream.post(Kind::kRead, {});
   stream.post(Kind::kFree, {});
   stream.post(static_cast<Kind>(999), {at(3)});

@@ -1,6 +1,7 @@
 """Types of the compiled core (csrc/python/bindings.cpp)."""
 
 from collections.abc import Callable, Sequence
+from mmap import mmap
 
 import torch
 
@@ -11,6 +12,29 @@ EXIT_FAILED: int  # of a worker: csrc/transport/ending.h
 EXIT_CLIENT_ENDED: int
 EXIT_CLIENT_CLOSED: int
 EXIT_CLIENT_SILENT: int
+
+# --- layouts that C++ owns ---
+# By name: the number of the kind, and its fields with their offset in the message and their bytes. An
+# offset of -1 is behind a field of any length, which has 0 bytes.
+MESSAGES: dict[str, tuple[int, list[tuple[str, int, int]]]]
+FRAMES: dict[str, tuple[int, list[tuple[str, int, int]]]]
+ACCESS_READ: int  # in an event of a trace
+ACCESS_WRITE: int
+ACCESS_MAKE: int
+ACCESS_FREE: int
+ACCESS_UPLOAD: int
+SEEN_CLOSED: int  # what the core saw of a device that it lost
+SEEN_SILENT: int
+SEEN_HUNG: int
+SEEN_BROKEN: int
+DATA_MAGIC: bytes
+SHARE_CONTROL_BYTES: int
+SHARE_REVOKED_WORD: int
+SHARE_HOLDER_WORD: int
+
+def heartbeat(progress: mmap) -> int: ...
+def passed_connection() -> bytes: ...
+def passed_reader_memory(number: int) -> bytes: ...
 
 # --- the client of the torch device ---
 def register_device(

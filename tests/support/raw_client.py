@@ -1,6 +1,7 @@
 """A client that speaks the op stream by hand, and so can say what no real client would.
 
-The layout is that of csrc/transport/ring.h and csrc/wire/message.h.
+Kinds and layouts are written down here a second time, by hand, as a witness of what the core says:
+tests/device/test_layouts.py compares the two.
 """
 
 from __future__ import annotations
@@ -50,8 +51,57 @@ class Kind(IntEnum):
     BACKWARD = 23
     GRAPH_DROP = 24
     TRIM = 25
+    EXPORT = 26
+    FETCH = 27
+    GENERATOR_SAVE = 28
+    GENERATOR_LOAD = 29
+    SHARE = 30
+    OPEN = 31
+    UNSHARE = 32
     EVENT_QUERY = 33
+    FETCH_ADD = 34
     LOAD = 35
+
+
+# The words of each kind after the header. "a|b" are the lower and the upper half of a word; "a…" is of
+# any length, in whole words.
+WORDS = {
+    Kind.PREPARE: "id|name_bytes argument_words|output_words name… arguments… outputs…",
+    Kind.CALL: "id|output_count graph immediates… outputs…",  # graph: only with flag 2
+    Kind.BIND: "output_count outputs…",
+    Kind.ALLOCATE: "address bytes",
+    Kind.FREE: "segments…",
+    Kind.ADOPT: "address bytes host",
+    Kind.WRITE: "address bytes data…",
+    Kind.COPY_IN: "address bytes host",
+    Kind.COPY_OUT: "address bytes host",
+    Kind.COPY_WITHIN: "to from bytes",
+    Kind.READ: "address bytes",
+    Kind.LOCATE: "address bytes",
+    Kind.SEED: "generator seed",
+    Kind.GENERATOR_GET: "generator",
+    Kind.GENERATOR_SET: "generator bytes state…",
+    Kind.GENERATOR_DROP: "generator",
+    Kind.EVENT_RECORD: "event",
+    Kind.EVENT_ELAPSED: "start end",
+    Kind.EVENT_DROP: "event",
+    Kind.SYNC: "",
+    Kind.STATS: "",
+    Kind.FORGET: "",
+    Kind.BACKWARD: "graph gradient_count|output_count gradients… outputs…",
+    Kind.GRAPH_DROP: "graph",
+    Kind.TRIM: "",
+    Kind.EXPORT: "address peer reading",
+    Kind.FETCH: "to from bytes peer written exported",
+    Kind.GENERATOR_SAVE: "generator address",
+    Kind.GENERATOR_LOAD: "generator address",
+    Kind.SHARE: "address bytes number mode participant",
+    Kind.OPEN: "address bytes number mode participant",
+    Kind.UNSHARE: "address",
+    Kind.EVENT_QUERY: "event",
+    Kind.FETCH_ADD: "to from bytes peer written exported dtype",
+    Kind.LOAD: "address bytes reader offset",
+}
 
 
 class Error(IntEnum):

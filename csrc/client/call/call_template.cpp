@@ -14,7 +14,6 @@
 namespace shoal::client {
 
 using wire::Tag;
-using wire::tagWord;
 
 void CallTemplate::build(const OperatorInfo& info, c10::ArrayRef<c10::IValue> arguments,
                          bool record) {
@@ -59,35 +58,33 @@ void CallTemplate::chooseDevice(c10::ArrayRef<c10::IValue> arguments) {
 void CallTemplate::add(const c10::IValue& value, bool number) {
   if (value.isTensor()) return addTensor(value.toTensor());
   if (value.isNone()) {
-    key_.push_back(tagWord(Tag::kNone));
+    wire::appendTag(key_, Tag::kNone);
   } else if (value.isInt()) {
-    key_.push_back(tagWord(number ? Tag::kIntFree : Tag::kInt));
-    (number ? immediates_ : key_).push_back(static_cast<uint64_t>(value.toInt()));
+    addNumber(number ? Tag::kIntFree : Tag::kInt, static_cast<uint64_t>(value.toInt()), !number);
   } else if (value.isDouble()) {
     const bool keyed = info_->number_decides_shape || info_->constant_answer;
-    key_.push_back(tagWord(keyed ? Tag::kFloatKeyed : Tag::kFloat));
-    (keyed ? key_ : immediates_).push_back(wire::asWord(value.toDouble()));
+    addNumber(keyed ? Tag::kFloatKeyed : Tag::kFloat, wire::asWord(value.toDouble()), keyed);
   } else if (value.isBool()) {
-    key_.push_back(tagWord(Tag::kBool, value.toBool() ? 1 : 0));
+    wire::appendBool(key_, value.toBool());
   } else if (value.isComplexDouble()) {
     const auto z = value.toComplexDouble();
-    key_.push_back(tagWord(Tag::kComplex));
+    wire::appendTag(key_, Tag::kComplex);
     immediates_.push_back(wire::asWord(z.real()));
     immediates_.push_back(wire::asWord(z.imag()));
   } else if (value.isList()) {
     addList(value, number);
   } else if (value.isDevice()) {
-    key_.push_back(tagWord(Tag::kDevice));
+    wire::appendTag(key_, Tag::kDevice);
   } else if (value.isString()) {
     addString(value.toStringRef());
   } else if (value.isGenerator()) {
-    key_.push_back(tagWord(Tag::kGenerator));
+    wire::appendTag(key_, Tag::kGenerator);
     generator_ = generatorNumber(value.toGenerator(), *session_, index_);
     has_generator_ = true;
     immediates_.push_back(generator_);
   } else if (value.isSymInt()) {
-    key_.push_back(tagWord(Tag::kInt));
-    key_.push_back(static_cast<uint64_t>(value.toSymInt().guard_int(__FILE__, __LINE__)));
+    const int64_t known = value.toSymInt().guard_int(__FILE__, __LINE__);
+    wire::appendValue(key_, Tag::kInt, static_cast<uint64_t>(known));
   } else {
     TORCH_CHECK_NOT_IMPLEMENTED(false, info_->name, ": an argument of type ", value.tagKind(),
                                 " cannot be sent to a shoal device");
@@ -96,8 +93,7 @@ void CallTemplate::add(const c10::IValue& value, bool number) {
 
 void CallTemplate::addTensor(const at::Tensor& tensor) {
   if (!tensor.defined()) {
-    key_.push_back(tagWord(Tag::kUndefined));
-    return;
+    return wire::appendTag(key_, Tag::kUndefined);
   }
   if (!tensor.device().is_privateuseone()) return addHostTensor(tensor);
   TORCH_CHECK_NOT_IMPLEMENTED(
@@ -112,15 +108,11 @@ void CallTemplate::addTensor(const at::Tensor& tensor) {
     uses_.push_back({base, writes_});
     places_.push_back(static_cast<uint32_t>(immediates_.size()));
   }
-  const auto sizes = tensor.sizes();
-  const auto strides = tensor.strides();
   const uint8_t flags = (tensor.is_conj() ? wire::kTensorConj : 0) |
                         (tensor.is_neg() ? wire::kTensorNeg : 0) |
                         (record_ && tensor.requires_grad() ? wire::kTensorRequiresGrad : 0);
-  key_.push_back(tagWord(Tag::kTensor, static_cast<uint8_t>(tensor.scalar_type()),
-                         static_cast<uint8_t>(sizes.size()), flags));
-  key_.insert(key_.end(), sizes.begin(), sizes.end());
-  key_.insert(key_.end(), strides.begin(), strides.end());
+  wire::appendTensor(key_, static_cast<uint8_t>(tensor.scalar_type()), flags, tensor.sizes(),
+                     tensor.strides());
   immediates_.push_back(
       base == 0 ? 0 : base + static_cast<uint64_t>(tensor.storage_offset()) * tensor.itemsize());
 }
@@ -141,15 +133,17 @@ void CallTemplate::addHostTensor(const at::Tensor& tensor) {
     const at::Tensor plain = tensor.resolve_conj().resolve_neg();
     uint64_t value[2] = {0, 0};
     std::memcpy(value, plain.const_data_ptr(), plain.itemsize());
-    key_.push_back(tagWord(Tag::kHostScalar, static_cast<uint8_t>(plain.scalar_type()), 0,
-                           wrapped ? wire::kTensorWrapped : 0));
+    wire::appendHostScalar(key_, static_cast<uint8_t>(plain.scalar_type()),
+                           wrapped ? wire::kTensorWrapped : 0);
     immediates_.push_back(value[0]);
     immediates_.push_back(value[1]);
     return;
   }
   if (info_->takes_host_tensor && tensor.device().is_cpu() && tensor.dim() == 1 &&
       tensor.nbytes() <= wire::kHostTensorBytesMax) {
-    return addSmallHostTensor(tensor.contiguous());
+    const at::Tensor dense = tensor.contiguous();
+    return wire::appendHostTensor(key_, static_cast<uint8_t>(dense.scalar_type()), dense.size(0),
+                                  dense.const_data_ptr(), dense.nbytes());
   }
   TORCH_CHECK(info_->takes_host_index && tensor.device().is_cpu(),
               "Expected all tensors to be on the same device, but found at least two: ", device(),
@@ -157,25 +151,22 @@ void CallTemplate::addHostTensor(const at::Tensor& tensor) {
   needs_upload_ = true;
 }
 
-void CallTemplate::addSmallHostTensor(const at::Tensor& tensor) {
-  key_.push_back(tagWord(Tag::kHostTensor, static_cast<uint8_t>(tensor.scalar_type()), 1, 0,
-                         static_cast<uint32_t>(tensor.nbytes())));
-  key_.push_back(static_cast<uint64_t>(tensor.size(0)));
-  const size_t start = key_.size();
-  key_.resize(start + (tensor.nbytes() + 7) / 8, 0);
-  std::memcpy(key_.data() + start, tensor.const_data_ptr(), tensor.nbytes());
+// A number is part of the key if it decides shapes, else it travels with each call.
+void CallTemplate::addNumber(Tag tag, uint64_t value, bool keyed) {
+  if (keyed) return wire::appendValue(key_, tag, value);
+  wire::appendTag(key_, tag);
+  immediates_.push_back(value);
 }
 
 void CallTemplate::addList(const c10::IValue& value, bool number) {
   const auto items = value.toListRef();
   TORCH_CHECK(items.size() <= wire::kListLengthMax, info_->name, ": a list of ", items.size(),
               " items is too long");
-  key_.push_back(tagWord(Tag::kList, 0, 0, 0, static_cast<uint32_t>(items.size())));
+  wire::appendList(key_, items.size());
   for (const c10::IValue& item : items) {
     // Lists of floats stay in the key: scale factors decide shapes.
     if (item.isDouble() && !number) {
-      key_.push_back(tagWord(Tag::kFloatKeyed));
-      key_.push_back(wire::asWord(item.toDouble()));
+      wire::appendValue(key_, Tag::kFloatKeyed, wire::asWord(item.toDouble()));
     } else {
       add(item, number);
     }
@@ -184,10 +175,7 @@ void CallTemplate::addList(const c10::IValue& value, bool number) {
 
 void CallTemplate::addString(const std::string& text) {
   TORCH_CHECK(text.size() <= wire::kStringBytesMax, info_->name, ": a string is too long");
-  key_.push_back(tagWord(Tag::kString, 0, 0, 0, static_cast<uint32_t>(text.size())));
-  const size_t start = key_.size();
-  key_.resize(start + (text.size() + 7) / 8, 0);
-  std::memcpy(key_.data() + start, text.data(), text.size());
+  wire::appendString(key_, text);
 }
 
 }  // namespace shoal::client

@@ -40,7 +40,7 @@ class CallTemplate {
   void addTensor(const at::Tensor& tensor);
   void addHostTensor(const at::Tensor& tensor);
   void raiseOtherDevice(const at::Tensor& tensor) const;
-  void addSmallHostTensor(const at::Tensor& tensor);
+  void addNumber(wire::Tag tag, uint64_t value, bool keyed);
   void addList(const c10::IValue& value, bool number);
   void addString(const std::string& text);
 

@@ -21,7 +21,6 @@
 namespace shoal::client {
 namespace {
 
-using wire::Kind;
 using wire::OutputKind;
 using wire::Tag;
 
@@ -113,17 +112,16 @@ void finish(const Issue& issue, const std::vector<OutputMeta>& outputs,
   for (auto& result : results) issue.stack->push_back(std::move(result));
 }
 
-OutputMeta parseMeta(uint64_t head, wire::Reader& reader) {
+OutputMeta parseMeta(wire::Reader& reader) {
+  const wire::OutputItem item = wire::OutputItem::read(reader);
   OutputMeta meta;
-  meta.kind = static_cast<OutputKind>(wire::tagOf(head));
-  meta.number = wire::high(head);
+  meta.kind = item.kind;
+  meta.number = item.number;
   if (meta.kind != OutputKind::kFresh && meta.kind != OutputKind::kResized) return meta;
-  meta.dtype = static_cast<c10::ScalarType>(wire::tagA(head));
-  const size_t dims = wire::tagB(head);
-  const uint64_t* words = reader.words(2 * dims, "sizes");
-  meta.sizes.assign(words, words + dims);
-  meta.strides.assign(words + dims, words + 2 * dims);
-  const int64_t bytes = wire::spanBytes(meta.sizes.data(), meta.strides.data(), dims,
+  meta.dtype = static_cast<c10::ScalarType>(item.dtype);
+  meta.sizes.assign(item.shape.sizes.begin(), item.shape.sizes.end());
+  meta.strides.assign(item.shape.strides.begin(), item.shape.strides.end());
+  const int64_t bytes = wire::spanBytes(meta.sizes.data(), meta.strides.data(), meta.sizes.size(),
                                         static_cast<int64_t>(c10::elementSize(meta.dtype)));
   TORCH_CHECK(bytes >= 0, "shoal: the worker sent a malformed shape");
   meta.bytes = static_cast<uint64_t>(bytes);
@@ -131,14 +129,14 @@ OutputMeta parseMeta(uint64_t head, wire::Reader& reader) {
 }
 
 c10::IValue parseScalar(wire::Reader& reader) {
-  const uint64_t head = reader.word("scalar");
-  switch (static_cast<Tag>(wire::tagOf(head))) {
+  const wire::ArgumentItem item = wire::ArgumentItem::read(reader);
+  switch (item.tag) {
     case Tag::kBool:
-      return wire::tagA(head) != 0;
+      return item.boolean();
     case Tag::kInt:
-      return static_cast<int64_t>(reader.word("integer"));
+      return static_cast<int64_t>(item.value);
     case Tag::kFloatKeyed:
-      return wire::asDouble(reader.word("float"));
+      return item.number();
     default:
       return {};
   }
@@ -178,7 +176,7 @@ void learn(const Issue& issue) {
   std::vector<c10::IValue> scalars;
   bool repeatable = !issue.info.dynamic;
   while (reader.remaining() > 0) {
-    outputs.push_back(parseMeta(reader.word("output"), reader));
+    outputs.push_back(parseMeta(reader));
     if (outputs.back().kind == OutputKind::kScalar) scalars.push_back(parseScalar(reader));
     const bool changes = outputs.back().kind == OutputKind::kScalar && !issue.info.constant_answer;
     repeatable = repeatable && !changes && outputs.back().kind != OutputKind::kResized;
@@ -187,10 +185,7 @@ void learn(const Issue& issue) {
   {
     const Lock held = session.lock();
     mintOutputs(issue, outputs, addresses, held);
-    uint64_t* out = stream.begin(Kind::kBind, 1 + addresses.size(), 0, held);
-    *out++ = addresses.size();
-    std::copy(addresses.begin(), addresses.end(), out);
-    const uint64_t bound = stream.commit(held);
+    const uint64_t bound = stream.post(wire::Bind{addresses}, held);
     for (const wire::Address address : addresses) {
       if (address != 0) session.made(address, stream, bound, held);
     }
@@ -222,7 +217,7 @@ CachedCall* prepare(const Issue& issue, uint64_t hash, Lock& held) {
   if (CachedCall* raced = cache.find(hash, &issue.info, key.data(), key.size())) return raced;
   if (cache.full()) {
     cache.clear();
-    stream.post(Kind::kForget, {}, held);
+    stream.post(wire::Forget{}, held);
   }
   CachedCall* cached = cache.insert(hash, &issue.info, key.data(), key.size());
   cached->known = known;

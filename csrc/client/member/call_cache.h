@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "wire/limits.h"
-#include "wire/message.h"
+#include "wire/templates.h"
 
 namespace shoal::client {
 

@@ -16,7 +16,6 @@
 #include "client/member/interrupts.h"
 #include "client/member/members.h"
 #include "transport/shared_passing.h"
-#include "wire/cursor.h"
 #include "wire/limits.h"
 
 namespace shoal::client {
@@ -182,8 +181,8 @@ void Stream::waitForRoom() {
 
 void Stream::sendFrees() {
   if (unsent_frees_.empty()) return;
-  uint64_t* out = reserve(Kind::kFree, unsent_frees_.size(), 0);
-  std::copy(unsent_frees_.begin(), unsent_frees_.end(), out);
+  const wire::Free message{unsent_frees_};
+  wire::write(message, reserve(Kind::kFree, wire::wordsOf(message), 0));
   requests_->commit(pending_bytes_);
   ++sequence_;
   ++traffic_.messages;
@@ -191,7 +190,7 @@ void Stream::sendFrees() {
   unsent_frees_.clear();
 }
 
-uint64_t* Stream::begin(Kind kind, size_t words, uint16_t flags, const Lock&) {
+uint64_t* Stream::begin(Kind kind, size_t words, uint16_t flags) {
   checkUsable();
   if (Observer* observer = Observer::current()) observer->posted(kind);
   sendFrees();
@@ -222,15 +221,8 @@ void Stream::setLine(uint64_t token) {
   t_line = token;
 }
 
-uint64_t Stream::post(Kind kind, std::initializer_list<uint64_t> words, const Lock& held) {
-  uint64_t* out = begin(kind, words.size(), 0, held);
-  std::copy(words.begin(), words.end(), out);
-  return commit(held);
-}
-
-uint64_t Stream::post(Kind kind, std::initializer_list<uint64_t> words) {
-  const Lock held = members_.lock();
-  return post(kind, words, held);
+Lock Stream::lockMembers() const {
+  return members_.lock();
 }
 
 std::string Stream::placeOf(uint64_t sequence) {
@@ -263,16 +255,16 @@ uint64_t Stream::passShared(int memory, int control, int line) {
 bool Stream::awaitSlice(uint64_t sequence, Payload& payload, wire::ErrorKind& error) {
   std::unique_lock held(reply_mutex_, std::try_to_lock);
   if (!held && !held.try_lock_for(std::chrono::milliseconds(kSliceMs))) return false;
-  const auto take = [&](const std::vector<uint64_t>& reply) {
-    error = static_cast<wire::ErrorKind>(wire::headerFlags(reply[0]));
-    payload.assign(reply.begin() + 2, reply.end());
+  const auto take = [&](const wire::Reply& reply) {
+    error = reply.error();
+    payload.assign(reply.payload.begin(), reply.payload.end());
     return true;
   };
   const auto stashed = stash_.find(sequence);
   if (stashed != stash_.end()) {
     const auto reply = std::move(stashed->second);
     stash_.erase(stashed);
-    return take(reply);
+    return take(wire::read<wire::Reply>(reply));
   }
   if (!replies_->poll(reply_)) {
     checkUsable();
@@ -280,10 +272,11 @@ bool Stream::awaitSlice(uint64_t sequence, Payload& payload, wire::ErrorKind& er
     if (!replies_->poll(reply_)) return false;
   }
   if (reply_.size() < 2) raiseLost("it sent a malformed reply");
-  if (reply_[1] == sequence) return take(reply_);
-  if (unwanted_.erase(reply_[1]) == 0) {  // another thread waits for it
+  const auto reply = wire::read<wire::Reply>(reply_);
+  if (reply.sequence == sequence) return take(reply);
+  if (unwanted_.erase(reply.sequence) == 0) {  // another thread waits for it
     if (stash_.size() >= kStashMax) raiseLost("it sent replies that nobody asked for");
-    stash_.emplace(reply_[1], reply_);
+    stash_.emplace(reply.sequence, reply_);
   }
   held.unlock();
   std::this_thread::yield();
@@ -312,29 +305,16 @@ Stream::Payload Stream::await(uint64_t sequence) {
     }
   }
   if (error != wire::ErrorKind::kNone) {
-    remember(error, payload);
-    raise(error, payload);
+    const auto reply = wire::readBody<wire::ErrorReply>(payload);
+    if (reply.shown_in != 0) remember(reply.shown_in, {error, payload});
+    raise(error, reply);
   }
   return payload;
 }
 
-Stream::Payload Stream::request(Kind kind, std::initializer_list<uint64_t> words) {
-  noteLine();
-  uint64_t sequence;
-  {
-    const Lock held = members_.lock();
-    sequence = post(kind, words, held);
-    ++traffic_.round_trips;
-  }
-  return await(sequence);
-}
-
-void Stream::remember(wire::ErrorKind kind, const Payload& payload) {
-  if (payload.size() < 2) return;
-  const uint64_t at = payload[1];  // 0: the reply's own message failed, which nobody else waits for
-  if (at == 0) return;
+void Stream::remember(uint64_t shown_in, Told told) {
   const std::lock_guard held(told_mutex_);
-  told_.emplace(at, Told{kind, payload});
+  told_.emplace(shown_in, std::move(told));
   if (told_.size() > kToldMax) told_.erase(told_.begin());
   last_told_.store(told_.rbegin()->first, std::memory_order_release);
 }
@@ -347,22 +327,15 @@ void Stream::raiseTold(uint64_t after, uint64_t until) {
     const auto first = told_.upper_bound(after);
     if (first != told_.end() && first->first <= until) found = first->second;
   }
-  if (found) raise(found->kind, found->payload);
+  if (found) raise(found->kind, wire::readBody<wire::ErrorReply>(found->payload));
 }
 
-void Stream::raise(wire::ErrorKind kind, const Payload& payload) {
-  wire::Reader reader(payload.data(), payload.size());
-  const uint64_t sequence = reader.word("failed call");
-  reader.word("message");  // in which it showed: see remember
-  const uint64_t text_bytes = reader.word("text");
-  const uint64_t name_bytes = reader.word("name");
-  const auto both = reader.bytes(text_bytes + name_bytes,
-                                 wire::kErrorTextBytesMax + wire::kOperatorNameBytesMax, "error");
-  std::string text(both.substr(0, text_bytes));
-  const std::string name(both.substr(text_bytes));
-  // The cause lies on another member, which tells it better.
+void Stream::raise(wire::ErrorKind kind, const wire::ErrorReply& reply) {
+  std::string text(reply.text());
+  const std::string name(reply.name());
+  // The cause lies on another member, which reports it better.
   if (kind == wire::ErrorKind::kPeerFailed) members_.raiseFailureOfOthers(*this);
-  const std::string place = placeOf(sequence);
+  const std::string place = placeOf(reply.sequence);
   if (!name.empty() || !place.empty()) {
     text += "\n[shoal] raised by " + (name.empty() ? std::string("a transfer") : name) +
             (place.empty() ? "" : ", called at " + place) + ", on device " + options_.name;
@@ -391,9 +364,7 @@ void Stream::waitCompleted(uint64_t sequence, bool hears_signals) {
 
 bool Stream::devicePast(uint64_t event) {
   if (options_.is_cpu) return true;  // done is done: no message
-  const auto payload = request(Kind::kEventQuery, {event});
-  TORCH_CHECK(payload.size() == 1, "shoal: malformed reply");
-  return payload[0] != 0;
+  return ask(wire::EventQuery{event}).past;
 }
 
 Elapsed Stream::elapsed(uint64_t start_event, uint64_t end_event) {
@@ -403,9 +374,8 @@ Elapsed Stream::elapsed(uint64_t start_event, uint64_t end_event) {
     return {millisecondsBetween(start->ns, end->ns),
             millisecondsBetween(start->waited_ns, end->waited_ns)};
   }
-  const auto payload = request(Kind::kEventElapsed, {start_event, end_event});
-  TORCH_CHECK(payload.size() == 2, "shoal: malformed reply");
-  return {wire::asDouble(payload[0]), wire::asDouble(payload[1])};
+  const auto elapsed = ask(wire::EventElapsed{start_event, end_event});
+  return {elapsed.all_ms, elapsed.waited_ms};
 }
 
 }  // namespace shoal::client

@@ -24,8 +24,7 @@
 #include "transport/location_table.h"
 #include "transport/progress.h"
 #include "transport/ring.h"
-#include "wire/address.h"
-#include "wire/message.h"
+#include "wire/messages.h"
 
 namespace shoal::client {
 
@@ -75,12 +74,13 @@ class Stream {
   // The noted line, and noting one that was noted before.
   static uint64_t line();
   static void setLine(uint64_t token);
-  // Room for a message of `words` words after the header.
-  uint64_t* begin(wire::Kind kind, size_t words, uint16_t flags, const Lock&);
-  // Publishes what begin() gave; returns the message's sequence number.
-  uint64_t commit(const Lock&);
-  uint64_t post(wire::Kind kind, std::initializer_list<uint64_t> words, const Lock& held);
-  // The number that the next message of begin() will have, for messages that name each other.
+  // Appends a message and returns its sequence number.
+  template <typename M>
+  uint64_t post(const M& message, const Lock& held) {
+    wire::write(message, begin(M::kKind, wire::wordsOf(message), wire::flagsOf(message)));
+    return commit(held);
+  }
+  // The sequence number of the next message that is posted, for messages that name each other.
   uint64_t nextSequence(const Lock&);
   // Frees travel in batches before the next message; a large one goes at once.
   void free(wire::Address address, bool now, const Lock&);
@@ -89,7 +89,10 @@ class Stream {
   std::timed_mutex& learning() { return learning_; }
 
   // --- messages, taking the Lock.
-  uint64_t post(wire::Kind kind, std::initializer_list<uint64_t> words);
+  template <typename M>
+  uint64_t post(const M& message) {
+    return post(message, lockMembers());
+  }
   // Waits until the worker has taken most of what was sent, so that nobody waits for it while
   // holding the Lock.
   void awaitRoom() {
@@ -100,8 +103,23 @@ class Stream {
   using Payload = std::vector<uint64_t>;
   // Waits for the reply to message `sequence`; raises what the worker reports.
   Payload await(uint64_t sequence);
-  Payload request(wire::Kind kind, std::initializer_list<uint64_t> words);
-  void synchronize() { request(wire::Kind::kSync, {}); }
+  // Posts a message and waits for its reply. The payload is a wire::…Reply.
+  template <typename M>
+  Payload request(const M& message) {
+    noteLine();
+    return await(postCounted(message));
+  }
+  // The same for a reply that holds numbers only.
+  template <typename M>
+  typename M::Reply ask(const M& message) {
+    const Payload payload = request(message);
+    try {
+      return wire::readBody<typename M::Reply>(payload);
+    } catch (const wire::ProtocolError& error) {
+      raiseLost(std::string("it sent a malformed reply: ") + error.what());
+    }
+  }
+  void synchronize() { request(wire::Sync{}); }
   bool completed(uint64_t sequence) const {
     return progress_->completed.load(std::memory_order_acquire) >= sequence;
   }
@@ -152,16 +170,31 @@ class Stream {
   std::string placeOf(uint64_t sequence);  // the client's own line that issued a call
 
  private:
+  // Room for a message of `words` words after the header.
+  uint64_t* begin(wire::Kind kind, size_t words, uint16_t flags);
   uint64_t* reserve(wire::Kind kind, size_t words, uint16_t flags);
+  // Publishes what begin() gave.
+  uint64_t commit(const Lock&);
+  Lock lockMembers() const;
+  template <typename M>
+  uint64_t postCounted(const M& message) {
+    const Lock held = lockMembers();
+    ++traffic_.round_trips;
+    return post(message, held);
+  }
   void sendFrees();
   void waitForRoom();
   // Takes the reply to `sequence`, if it comes within 50 ms.
   bool awaitSlice(uint64_t sequence, Payload& payload, wire::ErrorKind& error);
   void dropReply(uint64_t sequence);
-  void remember(wire::ErrorKind kind, const Payload& payload);
+  struct Told {
+    wire::ErrorKind kind;
+    Payload payload;
+  };
+  void remember(uint64_t shown_in, Told told);
   void checkAlive();
   void markLost(const std::string& reason, Seen seen);
-  [[noreturn]] void raise(wire::ErrorKind kind, const Payload& payload);
+  [[noreturn]] void raise(wire::ErrorKind kind, const wire::ErrorReply& reply);
 
   StreamOptions options_;
   Members& members_;
@@ -188,10 +221,6 @@ class Stream {
   std::vector<uint64_t> reply_;
   std::unordered_set<uint64_t> unwanted_;  // messages whose wait was interrupted: no reply is kept
 
-  struct Told {
-    wire::ErrorKind kind;
-    Payload payload;
-  };
   std::mutex told_mutex_;
   std::map<uint64_t, Told> told_;  // the latest ones, by the message in which they showed
   std::atomic<uint64_t> last_told_{0};

@@ -7,15 +7,13 @@
 
 namespace shoal::client {
 
-using wire::Kind;
-
 void Members::synchronize(c10::DeviceIndex index) {
   if (index > 0 || single()) return deviceMember(index).synchronize();
   Stream::noteLine();
   std::vector<uint64_t> sequences;
   {
     const Lock held = lock();
-    for (auto& member : members_) sequences.push_back(member->post(Kind::kSync, {}, held));
+    for (auto& member : members_) sequences.push_back(member->post(wire::Sync{}, held));
   }
   std::exception_ptr first;
   for (size_t i = 0; i < size(); ++i) {
@@ -54,7 +52,7 @@ void Members::abandon() noexcept {
 }
 
 void Members::trim() {
-  for (auto& member : members_) member->post(Kind::kTrim, {});
+  for (auto& member : members_) member->post(wire::Trim{});
 }
 
 bool Members::usable() const {

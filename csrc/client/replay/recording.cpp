@@ -161,7 +161,8 @@ void Recording::posted(Kind kind) {
     case Kind::kGeneratorDrop:
       return;
     default:
-      fail("message " + std::to_string(static_cast<int>(kind)) + " is sent beside the calls");
+      fail(std::string("a message is sent beside the calls: ") +
+           wire::kKindNames[static_cast<size_t>(kind)]);
   }
 }
 
@@ -266,7 +267,7 @@ void Repeat::repeat(const Recording::Call& call, const Lock& held) {
   if (cached == nullptr) {
     if (cache.full()) {
       cache.clear();
-      stream_->post(Kind::kForget, {}, held);
+      stream_->post(wire::Forget{}, held);
     }
     cached = cache.insert(call.hash, call.info, key.data(), key.size());
   }

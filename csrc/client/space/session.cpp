@@ -12,7 +12,6 @@
 namespace shoal::client {
 
 using wire::Address;
-using wire::Kind;
 
 namespace {
 
@@ -123,7 +122,7 @@ uint64_t Session::carryOut(const Step& step, const Lock& held) {
   Stream& to = *members_[step.to];
   switch (step.kind) {
     case Step::Kind::kAllocate:
-      return to.post(Kind::kAllocate, {step.target, directory_.at(step.target).bytes}, held);
+      return to.post(wire::Allocate{step.target, directory_.at(step.target).bytes}, held);
     case Step::Kind::kFetch: {
       std::optional<Observer::Aside> aside;  // another device makes its own lazy copies
       if (step.target != step.source) aside.emplace();
@@ -240,11 +239,14 @@ uint64_t Session::postFetch(Stream& to, Address target, Stream& from, Address fr
                             uint64_t from_offset, uint64_t bytes, const Lock& held) {
   // The two messages name each other: each side knows how far the other must be.
   const uint64_t reading = to.nextSequence(held);
-  const uint64_t exported = from.post(Kind::kExport, {from_base, to.member(), reading}, held);
+  const uint64_t exported = from.post(wire::Export{from_base, to.member(), reading}, held);
   to.traffic(held).bytes_peer += bytes;
-  return to.post(Kind::kFetch,
-                 {target, from_base + from_offset, bytes, from.member(),
-                  directory_.at(from_base).written_at, exported},
+  return to.post(wire::Fetch{.to = target,
+                             .from = from_base + from_offset,
+                             .bytes = bytes,
+                             .peer = from.member(),
+                             .written = directory_.at(from_base).written_at,
+                             .exported = exported},
                  held);
 }
 
@@ -278,11 +280,11 @@ bool Session::copyLater(Address to_base, Address from_base) {
 void Session::bringGenerator(uint64_t generator, Stream& member, const Lock& held) {
   Stream& from = generatorHome(generator, held);
   if (&from == &member) return;
-  const Address state = mint(wire::kGeneratorBytes, 0, held);
-  const uint64_t saved = from.post(Kind::kGeneratorSave, {generator, state}, held);
+  const Address state = mint(sizeof(wire::SavedGenerator), 0, held);
+  const uint64_t saved = from.post(wire::GeneratorSave{generator, state}, held);
   made(state, from, saved, held);
   bring(state, member, held);
-  member.post(Kind::kGeneratorLoad, {generator, state}, held);
+  member.post(wire::GeneratorLoad{generator, state}, held);
   release(state, held);
   generator_home_[generator] = member.member();
 }

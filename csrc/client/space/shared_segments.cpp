@@ -5,7 +5,6 @@
 namespace shoal::client {
 
 using wire::Address;
-using wire::Kind;
 using wire::ShareMode;
 
 void share(Session& session, Address base, size_t number, const SharedDescriptors& fds,
@@ -31,9 +30,7 @@ void share(Session& session, Address base, size_t number, const SharedDescriptor
     const uint64_t passed = member.passShared(fds.memory, fds.control, fds.line);
     directory.setShared(base, true);
     sequence = member.post(
-        Kind::kShare,
-        {base, directory.at(base).bytes, passed, static_cast<uint64_t>(mode), fds.participant},
-        held);
+        wire::Share{base, directory.at(base).bytes, passed, mode, fds.participant}, held);
     directory.wrote(base, member.member(), sequence);
   }
   try {
@@ -60,8 +57,7 @@ Address openShared(Session& session, uint64_t bytes, size_t number, const Shared
       const SegmentUse use{base, true};
       session.makeRoom(member, use, 0, held);
       const uint64_t passed = member.passShared(fds.memory, fds.control, fds.line);
-      sequence = member.post(
-          Kind::kOpen, {base, bytes, passed, static_cast<uint64_t>(mode), fds.participant}, held);
+      sequence = member.post(wire::Open{base, bytes, passed, mode, fds.participant}, held);
     } catch (...) {
       session.release(base, held);
       throw;
@@ -87,7 +83,7 @@ void unshare(Session& session, Address base) {
     if (!directory.at(base).shared) return;
     member = session.home(base, held);
     member->checkUsable();
-    sequence = member->post(Kind::kUnshare, {base}, held);
+    sequence = member->post(wire::Unshare{base}, held);
     directory.wrote(base, member->member(), sequence);
   }
   member->await(sequence);

@@ -13,7 +13,6 @@
 namespace shoal::client {
 
 using wire::Address;
-using wire::Kind;
 
 namespace {
 
@@ -49,17 +48,19 @@ uint64_t stage(Session& session, const void* from, uint64_t bytes) {
   return offset;
 }
 
-// A transfer between `host` and the member's memory; returns the number of its last message.
-uint64_t postTransfer(Session& session, Kind kind, Stream& member, Address address, uint64_t bytes,
-                      const void* host, const Lock& held) {
+// Posts a CopyIn or CopyOut between `host` and the member's memory; between machines several of
+// them. Returns the sequence number of the last one.
+template <typename Copy>
+uint64_t postTransfer(Stream& member, Address address, uint64_t bytes, const void* host,
+                      const Lock& held) {
   if (member.link() == nullptr) {
-    return member.post(kind, {address, bytes, HostMemory::get().offsetOf(host)}, held);
+    return member.post(Copy{address, bytes, HostMemory::get().offsetOf(host)}, held);
   }
   const auto start = reinterpret_cast<uint64_t>(host);
   uint64_t sequence = 0;
   for (uint64_t at = 0; at < bytes; at += network::kPieceBytes) {
-    const uint64_t piece = std::min(network::kPieceBytes, bytes - at);
-    sequence = member.post(kind, {address + at, piece, start + at}, held);
+    const uint64_t chunk = std::min(network::kPieceBytes, bytes - at);
+    sequence = member.post(Copy{address + at, chunk, start + at}, held);
   }
   return sequence;
 }
@@ -82,7 +83,7 @@ bool uploadDirect(Session& session, Address base, uint64_t offset, const void* f
     member = &session.homeOrPlace(base, held);
     if (member->link() == nullptr) return false;
     session.bringToWrite(base, *member, held);
-    sequence = postTransfer(session, Kind::kCopyIn, *member, base + offset, bytes, from, held);
+    sequence = postTransfer<wire::CopyIn>(*member, base + offset, bytes, from, held);
     session.wrote(base, *member, sequence, held);
     member->traffic(held).bytes_in += bytes;
   }
@@ -99,7 +100,7 @@ void uploadPinned(Session& session, Address base, uint64_t offset, const void* f
     const Lock held = session.lock();
     member = &session.homeOrPlace(base, held);
     session.bringToWrite(base, *member, held);
-    sequence = postTransfer(session, Kind::kCopyIn, *member, base + offset, bytes, from, held);
+    sequence = postTransfer<wire::CopyIn>(*member, base + offset, bytes, from, held);
     session.wrote(base, *member, sequence, held);
     member->traffic(held).bytes_in += bytes;
   }
@@ -112,7 +113,7 @@ void adopt(Session& session, Address base, Stream& member, uint64_t block, const
   session.overwrite(base, held);
   Directory& directory = session.directory(held);
   const Segment& segment = directory.at(base);
-  const uint64_t sequence = member.post(Kind::kAdopt, {base, segment.bytes, block}, held);
+  const uint64_t sequence = member.post(wire::Adopt{base, segment.bytes, block}, held);
   if (AccessTrace& trace = session.trace(held); trace.active()) {
     trace.beginCall();
     trace.note(Access::kUpload, base, member.member(), directory);
@@ -140,8 +141,8 @@ void uploadStaged(Session& session, Address base, uint64_t offset, uint64_t bloc
       return adopt(session, base, *member, block, held);
     }
     session.bringToWrite(base, *member, held);
-    const uint64_t sequence = postTransfer(session, Kind::kCopyIn, *member, base + offset, bytes,
-                                           HostMemory::get().at(block), held);
+    const uint64_t sequence = postTransfer<wire::CopyIn>(*member, base + offset, bytes,
+                                                         HostMemory::get().at(block), held);
     session.wrote(base, *member, sequence, held);
     HostReleases& releases = session.hostReleases(held);
     releases.add(block);
@@ -187,7 +188,7 @@ void downloadDirect(Session& session, Address from, Stream& home, void* to, uint
   try {
     {
       const Lock held = session.lock();
-      postTransfer(session, Kind::kCopyOut, home, from, bytes, to, held);
+      postTransfer<wire::CopyOut>(home, from, bytes, to, held);
     }
     home.synchronize();
   } catch (...) {
@@ -202,7 +203,7 @@ void downloadDirect(Session& session, Address from, Stream& home, void* to, uint
 void downloadStaged(Session& session, Address from, Stream& home, void* to, uint64_t bytes) {
   HostMemory& host = HostMemory::get();
   const uint64_t block = host.allocate(bytes);
-  const uint64_t sequence = home.post(Kind::kCopyOut, {from, bytes, block});
+  const uint64_t sequence = home.post(wire::CopyOut{from, bytes, block});
   try {
     home.synchronize();
   } catch (...) {
@@ -236,12 +237,8 @@ void upload(Session& session, Address base, uint64_t offset, const void* from, u
     const Lock held = session.lock();
     Stream& member = session.homeOrPlace(base, held);
     session.bringToWrite(base, member, held);
-    uint64_t* out = member.begin(Kind::kWrite, 2 + (bytes + 7) / 8, 0, held);
-    out[0] = base + offset;
-    out[1] = bytes;
-    out[1 + (bytes + 7) / 8] = 0;
-    std::memcpy(out + 2, from, bytes);
-    session.wrote(base, member, member.commit(held), held);
+    const wire::Write message{base + offset, {static_cast<const char*>(from), bytes}};
+    session.wrote(base, member, member.post(message, held), held);
     member.traffic(held).bytes_in += bytes;
     member.traffic(held).bytes_copied += bytes;
     return;
@@ -274,7 +271,7 @@ void download(Session& session, Address base, uint64_t offset, void* to, uint64_
     uint64_t sequence;
     {
       const Lock held = session.lock();
-      sequence = postTransfer(session, Kind::kCopyOut, *home, base + offset, bytes, to, held);
+      sequence = postTransfer<wire::CopyOut>(*home, base + offset, bytes, to, held);
     }
     countTransfer(session, *home, 0, bytes, 0);
     HostMemory::get().usedBy(to, *home, sequence);
@@ -283,14 +280,14 @@ void download(Session& session, Address base, uint64_t offset, void* to, uint64_
   }
   if (quiet && readInPlace(session, base, offset, to, bytes, *home)) return;
   if (bytes <= wire::kInlineBytesMax) {
-    const auto payload = home->request(Kind::kRead, {base + offset, bytes});
+    const auto payload = home->request(wire::Read{{base + offset, bytes}});
     if (payload.size() * 8 < bytes) home->raiseLost("it sent too few bytes");
     std::memcpy(to, payload.data(), bytes);
     return countTransfer(session, *home, 0, bytes, bytes);
   }
   if (home->arena().data() != nullptr) {
     // Waits for everything so far, and brings the segment to where we see it.
-    home->request(Kind::kLocate, {base + offset, bytes});
+    home->request(wire::Locate{{base + offset, bytes}});
     if (readInPlace(session, base, offset, to, bytes, *home)) return;
   }
   if (home->link() != nullptr) return downloadDirect(session, base + offset, *home, to, bytes);
@@ -328,8 +325,7 @@ void copyAcross(Session& session, Address to_base, uint64_t to_offset, Address f
   session.bring(from_base, from, held);
   uint64_t sequence;
   if (&to == &from) {
-    sequence =
-        to.post(Kind::kCopyWithin, {to_base + to_offset, from_base + from_offset, bytes}, held);
+    sequence = to.post(wire::CopyWithin{to_base + to_offset, from_base + from_offset, bytes}, held);
   } else {
     sequence =
         session.postFetch(to, to_base + to_offset, from, from_base, from_offset, bytes, held);
@@ -353,12 +349,16 @@ bool addAcross(Session& session, Address to_base, uint64_t to_offset, Address fr
   session.bringToWrite(to_base, *to, held);
   session.bring(from_base, *from, held);
   const uint64_t reading = to->nextSequence(held);
-  const uint64_t exported = from->post(Kind::kExport, {from_base, to->member(), reading}, held);
-  const uint64_t sequence = to->post(
-      Kind::kFetchAdd,
-      {to_base + to_offset, from_base + from_offset, bytes, from->member(),
-       session.directory(held).at(from_base).written_at, exported, static_cast<uint64_t>(type)},
-      held);
+  const uint64_t exported = from->post(wire::Export{from_base, to->member(), reading}, held);
+  const uint64_t sequence =
+      to->post(wire::FetchAdd{.fetch = {.to = to_base + to_offset,
+                                        .from = from_base + from_offset,
+                                        .bytes = bytes,
+                                        .peer = from->member(),
+                                        .written = session.directory(held).at(from_base).written_at,
+                                        .exported = exported},
+                              .dtype = static_cast<uint8_t>(type)},
+               held);
   to->traffic(held).bytes_peer += bytes;
   session.wrote(to_base, *to, sequence, held);
   return true;
@@ -381,7 +381,7 @@ uint64_t load(Session& session, Address base, uint64_t offset, uint64_t bytes, s
   const SegmentUse use{base, true};
   session.makeRoom(member, use, 0, held);
   session.bringToWrite(base, member, held);
-  const uint64_t sequence = member.post(Kind::kLoad, {base + offset, bytes, reader, from}, held);
+  const uint64_t sequence = member.post(wire::Load{base + offset, bytes, reader, from}, held);
   session.wrote(base, member, sequence, held);
   member.traffic(held).bytes_node += bytes;
   return sequence;

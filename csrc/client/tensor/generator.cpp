@@ -44,7 +44,7 @@ class GeneratorImpl final : public c10::GeneratorImpl {
       Session* session = Devices::get().byNumber(session_);
       if (session == nullptr || !session->usable()) return;
       const Lock held = session->lock();
-      session->generatorHome(number_, held).post(wire::Kind::kGeneratorDrop, {number_}, held);
+      session->generatorHome(number_, held).post(wire::GeneratorDrop{number_}, held);
     } catch (...) {
     }
   }
@@ -79,13 +79,8 @@ class GeneratorImpl final : public c10::GeneratorImpl {
     Session& session = attachedSession();
     const Lock held = session.lock();
     Stream& stream = home(session, held);
-    const size_t words = (bytes + 7) / 8;
-    uint64_t* out = stream.begin(wire::Kind::kGeneratorSet, 2 + words, 0, held);
-    out[0] = number(session);
-    out[1] = bytes;
-    if (words > 0) out[1 + words] = 0;
-    std::memcpy(out + 2, state.data(), bytes);
-    stream.commit(held);
+    const auto* data = static_cast<const char*>(state.data());
+    stream.post(wire::GeneratorSet{number(session), {{data, bytes}}}, held);
   }
 
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
@@ -95,9 +90,8 @@ class GeneratorImpl final : public c10::GeneratorImpl {
       const Lock held = session.lock();
       stream = &home(session, held);
     }
-    const auto payload = stream->request(wire::Kind::kGeneratorGet, {number(session)});
-    wire::Reader reader(payload.data(), payload.size());
-    const auto data = reader.bytes(reader.word("bytes"), wire::kMessageBytesMax, "state");
+    const auto payload = stream->request(wire::GeneratorGet{number(session)});
+    const std::string_view data = wire::readBody<wire::GeneratorReply>(payload).state;
     at::Tensor state = at::empty({static_cast<int64_t>(data.size())}, at::kByte);
     std::memcpy(state.data_ptr(), data.data(), data.size());
     return state.getIntrusivePtr();
@@ -119,7 +113,7 @@ class GeneratorImpl final : public c10::GeneratorImpl {
     const Lock held = session.lock();
     Stream& stream = home(session, held);
     // torch.manual_seed seeds every device; one that was lost must not keep it from the others.
-    if (stream.usable()) stream.post(wire::Kind::kSeed, {number(session), seed_}, held);
+    if (stream.usable()) stream.post(wire::Seed{number(session), seed_}, held);
   }
 
  private:
@@ -190,7 +184,7 @@ void seedNewSession(Session& session) {
   for (size_t i = session.single() ? 1 : 0; i <= session.size(); ++i) {
     const auto index = static_cast<c10::DeviceIndex>(i);
     const uint64_t seed = defaultGenerator(session.single() ? 0 : index).current_seed();
-    session.deviceMember(index).post(wire::Kind::kSeed, {session.defaultGenerator(index), seed});
+    session.deviceMember(index).post(wire::Seed{session.defaultGenerator(index), seed});
   }
 }
 

@@ -70,7 +70,7 @@ class Allocator final : public c10::DeviceAllocator {
 c10::CachingDeviceAllocator::DeviceStats Allocator::getDeviceStats(c10::DeviceIndex index) {
   Session& session = Devices::get().sessionWith(index);
   const MemoryUse use = memoryUse(session, index);
-  const auto worker = session.deviceMember(index).request(wire::Kind::kStats, {});
+  const auto worker = session.deviceMember(index).ask(wire::Stats{});
   c10::CachingDeviceAllocator::DeviceStats stats;
   const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   const auto set = [all](c10::CachingAllocator::StatArray& stat, uint64_t now, uint64_t peak) {
@@ -82,7 +82,7 @@ c10::CachingDeviceAllocator::DeviceStats Allocator::getDeviceStats(c10::DeviceIn
   set(stats.active_bytes, use.allocated_bytes, use.peak_bytes);
   set(stats.allocation, use.allocations - use.frees, use.allocations);
   set(stats.active, use.allocations - use.frees, use.allocations);
-  const uint64_t reserved = worker.size() > 1 ? std::max(worker[1], use.allocated_bytes) : 0;
+  const uint64_t reserved = std::max(worker.reserved_bytes, use.allocated_bytes);
   set(stats.reserved_bytes, reserved, std::max(reserved, use.peak_bytes));
   stats.allocated_bytes[all].allocated = static_cast<int64_t>(use.peak_bytes);
   return stats;

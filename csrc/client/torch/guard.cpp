@@ -119,7 +119,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     recorded->told.clear();
     for (Stream* member : membersOf(session, index)) {
       recorded->told.push_back(member->lastTold());
-      recorded->sequences.push_back(member->post(wire::Kind::kEventRecord, {recorded->number}));
+      recorded->sequences.push_back(member->post(wire::EventRecord{recorded->number}));
     }
   }
   void block(void*, const c10::Stream&) const override {}  // one op stream: already in order
@@ -157,7 +157,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     try {
       if (Session* session = aliveSession(*recorded)) {
         for (Stream* member : membersOf(*session, recorded->index)) {
-          member->post(wire::Kind::kEventDrop, {recorded->number});
+          member->post(wire::EventDrop{recorded->number});
         }
       }
     } catch (...) {

@@ -76,14 +76,11 @@ class RecordedBackward final : public torch::autograd::Node {
       }
       session->makeRoom(*stream, uses, total, held);
       for (const SegmentUse& use : uses) session->bring(use.base, *stream, held);
-      uint64_t* out = stream->begin(wire::Kind::kBackward, 2 + outputs_ + made.size(), 0, held);
-      *out++ = graph_;
-      *out++ = wire::pair(static_cast<uint32_t>(outputs_), static_cast<uint32_t>(made.size()));
-      for (size_t i = 0; i < outputs_; ++i) {
-        *out++ = i < grads.size() && grads[i].defined() ? addressOf(grads[i]) : 0;
+      std::vector<wire::Address> gradients(outputs_, 0);
+      for (size_t i = 0; i < std::min(outputs_, grads.size()); ++i) {
+        if (grads[i].defined()) gradients[i] = addressOf(grads[i]);
       }
-      std::copy(made.begin(), made.end(), out);
-      const uint64_t sequence = stream->commit(held);
+      const uint64_t sequence = stream->post(wire::Backward{graph_, gradients, made}, held);
       for (const wire::Address address : made) {
         if (address != 0) session->made(address, *stream, sequence, held);
       }
@@ -102,7 +99,7 @@ class RecordedBackward final : public torch::autograd::Node {
     try {
       Session* session = Devices::get().byNumber(session_);
       if (session == nullptr || !session->member(member_).usable()) return;
-      session->member(member_).post(wire::Kind::kGraphDrop, {graph_});
+      session->member(member_).post(wire::GraphDrop{graph_});
     } catch (...) {
     }
   }

@@ -20,7 +20,6 @@ namespace shoal::worker {
 
 using wire::OutputKind;
 using wire::ProtocolError;
-using wire::Reader;
 using wire::Tag;
 
 namespace {
@@ -77,29 +76,22 @@ class LeaseRandom {
   at::Tensor own_;
 };
 
-void appendShape(std::vector<uint64_t>& payload, uint64_t head, const at::Tensor& tensor) {
-  payload.push_back(head);
-  for (const auto size : tensor.sizes()) payload.push_back(static_cast<uint64_t>(size));
-  for (const auto stride : tensor.strides()) payload.push_back(static_cast<uint64_t>(stride));
-}
-
-uint64_t shapeHead(OutputKind kind, const at::Tensor& tensor, uint32_t number = 0) {
-  return wire::tagWord(static_cast<Tag>(kind), static_cast<uint8_t>(tensor.scalar_type()),
-                       static_cast<uint8_t>(tensor.dim()), 0, number);
+void appendTensor(std::vector<uint64_t>& payload, OutputKind kind, const at::Tensor& tensor,
+                  uint32_t number = 0) {
+  wire::appendOutput(payload, kind, number, static_cast<uint8_t>(tensor.scalar_type()),
+                     tensor.sizes(), tensor.strides());
 }
 
 void appendScalar(std::vector<uint64_t>& payload, const c10::IValue& value) {
-  payload.push_back(wire::tagWord(static_cast<Tag>(OutputKind::kScalar)));
+  wire::appendOutput(payload, OutputKind::kScalar);
   if (value.isBool()) {
-    payload.push_back(wire::tagWord(Tag::kBool, value.toBool() ? 1 : 0));
+    wire::appendBool(payload, value.toBool());
   } else if (value.isInt()) {
-    payload.push_back(wire::tagWord(Tag::kInt));
-    payload.push_back(static_cast<uint64_t>(value.toInt()));
+    wire::appendValue(payload, Tag::kInt, static_cast<uint64_t>(value.toInt()));
   } else if (value.isDouble()) {
-    payload.push_back(wire::tagWord(Tag::kFloatKeyed));
-    payload.push_back(wire::asWord(value.toDouble()));
+    wire::appendValue(payload, Tag::kFloatKeyed, wire::asWord(value.toDouble()));
   } else if (value.isNone()) {
-    payload.push_back(wire::tagWord(Tag::kNone));
+    wire::appendTag(payload, Tag::kNone);
   } else {
     TORCH_CHECK_NOT_IMPLEMENTED(false, "a result of type ", value.tagKind(),
                                 " cannot be sent to the client");
@@ -108,71 +100,59 @@ void appendScalar(std::vector<uint64_t>& payload, const c10::IValue& value) {
 
 }  // namespace
 
-void Calls::prepare(Reader& reader, uint64_t sequence) {
-  const uint64_t first = reader.word("prepared call");
-  const uint64_t second = reader.word("prepared call");
-  const uint32_t id = wire::low(first);
-  if (id >= wire::kPreparedMax) throw ProtocolError("a prepared call's number is too large");
-  const auto name = reader.bytes(wire::high(first), wire::kOperatorNameBytesMax, "operator name");
-  operator_name_ = name;
-  const uint64_t* arguments = reader.words(wire::low(second), "template");
-  const uint64_t* outputs = reader.words(wire::high(second), "outputs");
-  reader.finish("prepared call");
-  Entry& entry = prepared_[id];
+void Calls::prepare(const wire::Prepare& message, uint64_t sequence) {
+  operator_name_ = message.name;
+  Entry& entry = prepared_[message.id];
   prepared_words_ -= entry.words;
   entry = Entry();
-  entry.words = size_t{wire::low(second)} + wire::high(second);
+  entry.words = message.arguments.size() + message.outputs.size();
   prepared_words_ += entry.words;
   try {
     if (prepared_words_ > wire::kPreparedWordsMax) {
       throw ProtocolError("the prepared calls of this session are too large together");
     }
-    entry.call = parsePrepared(name, Reader(arguments, wire::low(second)),
-                               Reader(outputs, wire::high(second)), device_);
+    entry.call = parsePrepared(message, device_);
   } catch (...) {
-    // The call reports it, so that a synchronous call raises it in the client's own line.
+    // Reported when the call comes, so that a learning call can raise it in the client's own line.
     entry.failure = describe(std::current_exception(), sequence, operator_name_);
   }
 }
 
-std::optional<std::vector<uint64_t>> Calls::call(uint16_t flags, Reader& reader,
-                                                 uint64_t sequence) {
-  const uint64_t first = reader.word("call");
-  const auto found = prepared_.find(wire::low(first));
+std::optional<std::vector<uint64_t>> Calls::call(const wire::Call& message, uint64_t sequence) {
+  const auto found = prepared_.find(message.id);
   if (found == prepared_.end()) throw ProtocolError("the call was never prepared");
-  Run state;
-  state.record = (flags & wire::kFlagRecord) != 0;
-  state.lease_random = (flags & wire::kFlagLeaseRandom) != 0;
-  const bool learning = (flags & wire::kFlagLearn) != 0;
-  const uint64_t graph = state.record ? reader.word("graph") : 0;
+  const wire::Words outputs = message.outputs;
   if (found->second.failure != nullptr) {
-    const size_t words = reader.remaining();
-    const size_t count = reader.count(wire::high(first), wire::kOutputsMax, 1, "outputs");
-    poison(reader.words(words, "call") + words - count, count, found->second.failure);
+    poison(outputs, found->second.failure);
     operator_name_ = found->second.failure->operator_name;
     throw PoisonedError(found->second.failure);
   }
   const PreparedCall& prepared = *found->second.call;
   operator_name_ = prepared.name;
-  state.immediates = reader.words(prepared.immediate_words, "immediates");
-  const size_t count = reader.count(wire::high(first), wire::kOutputsMax, 1, "outputs");
-  const uint64_t* addresses = reader.words(count, "output addresses");
-  reader.finish("call");
-  if (!learning && count != prepared.fresh_outputs) {
-    throw ProtocolError("the call names " + std::to_string(count) + " outputs, prepared were " +
-                        std::to_string(prepared.fresh_outputs));
+  if (message.immediates.size() != prepared.immediate_words) {
+    throw ProtocolError("the call has " + std::to_string(message.immediates.size()) +
+                        " immediates, prepared were " + std::to_string(prepared.immediate_words));
   }
+  const bool learning = (message.flags & wire::kFlagLearn) != 0;
+  if (!learning && outputs.size() != prepared.fresh_outputs) {
+    throw ProtocolError("the call names " + std::to_string(outputs.size()) +
+                        " outputs, prepared were " + std::to_string(prepared.fresh_outputs));
+  }
+  Run state;
+  state.immediates = message.immediates.data();
+  state.record = (message.flags & wire::kFlagRecord) != 0;
+  state.lease_random = (message.flags & wire::kFlagLeaseRandom) != 0;
   try {
-    return run(prepared, state, graph, learning, addresses, count);
+    return run(prepared, state, message);
   } catch (...) {
-    poison(addresses, count, describe(std::current_exception(), sequence, operator_name_));
+    poison(outputs, describe(std::current_exception(), sequence, operator_name_));
     throw;
   }
 }
 
 std::optional<std::vector<uint64_t>> Calls::run(const PreparedCall& prepared, Run& run,
-                                                uint64_t graph, bool learning,
-                                                const uint64_t* addresses, size_t count) {
+                                                const wire::Call& message) {
+  const bool learning = (message.flags & wire::kFlagLearn) != 0;
   run.stack.reserve(prepared.arguments.size());
   for (const uint32_t word : prepared.address_words) segments_.expect(run.immediates[word]);
   for (size_t i = 0; i < prepared.arguments.size(); ++i) {
@@ -182,7 +162,7 @@ std::optional<std::vector<uint64_t>> Calls::run(const PreparedCall& prepared, Ru
   if (run.poison != nullptr) {
     // A reply reports the failure itself. Its consequences are only marked.
     if (learning) throw PoisonedError(run.poison);
-    poison(addresses, count, run.poison);
+    poison(message.outputs, run.poison);
     return std::nullopt;
   }
   torch::jit::Stack arguments;
@@ -194,9 +174,9 @@ std::optional<std::vector<uint64_t>> Calls::run(const PreparedCall& prepared, Ru
     }
   }
   invoke(prepared, run);
-  if (run.record) keepGraph(graph, run);
+  if (run.record) keepGraph(message.graph, run);
   if (learning) return learn(prepared, run.stack, arguments, before);
-  bindOutputs(prepared, run.stack, addresses);
+  bindOutputs(prepared, run.stack, message.outputs);
   return std::nullopt;
 }
 
@@ -317,8 +297,9 @@ void Calls::throttle(int64_t took_ns) {
 }
 
 void Calls::bindOutputs(const PreparedCall& prepared, const torch::jit::Stack& results,
-                        const uint64_t* addresses) {
+                        wire::Words addresses) {
   size_t at = 0;
+  auto address = addresses.begin();
   const auto next = [&]() -> const Output& {
     if (at >= prepared.outputs.size())
       throw ProtocolError("the operator returned more than prepared");
@@ -328,7 +309,7 @@ void Calls::bindOutputs(const PreparedCall& prepared, const torch::jit::Stack& r
     const Output& output = next();
     if (output.kind != OutputKind::kFresh) return;
     TORCH_CHECK(value.defined(), "the operator returned no tensor where one was prepared");
-    bindOutput(output.shape, value, *addresses++);
+    bindOutput(output.shape, value, *address++);
   };
   for (const auto& result : results) {
     if (result.isTensor()) {
@@ -365,10 +346,9 @@ void Calls::bindOutput(const Shape& shape, const at::Tensor& value, wire::Addres
   segments_.bind(address, copy.storage(), static_cast<uint64_t>(shape.span_bytes));
 }
 
-void Calls::poison(const uint64_t* addresses, size_t count,
-                   const std::shared_ptr<const Failure>& failure) {
-  for (size_t i = 0; i < count; ++i) {
-    if (addresses[i] != 0) segments_.poison(addresses[i], failure);
+void Calls::poison(wire::Words addresses, const std::shared_ptr<const Failure>& failure) {
+  for (const wire::Address address : addresses) {
+    if (address != 0) segments_.poison(address, failure);
   }
 }
 
@@ -383,8 +363,7 @@ std::vector<uint64_t> Calls::learn(const PreparedCall& prepared, const torch::ji
     } else if (result.isTensorList()) {
       const auto values = result.toTensorVector();
       TORCH_CHECK(values.size() < wire::kOutputsMax, "the operator returned too many tensors");
-      payload.push_back(wire::tagWord(static_cast<Tag>(OutputKind::kList), 0, 0, 0,
-                                      static_cast<uint32_t>(values.size())));
+      wire::appendOutput(payload, OutputKind::kList, static_cast<uint32_t>(values.size()));
       for (const auto& value : values) learnTensor(value, arguments, prepared, payload);
     } else {
       appendScalar(payload, result);
@@ -401,7 +380,7 @@ std::vector<uint64_t> Calls::learn(const PreparedCall& prepared, const torch::ji
     }
     // The operator resized an `out=` argument: it gets a segment of its own again.
     learned_.push_back(argument.clone(at::MemoryFormat::Preserve));
-    appendShape(payload, shapeHead(OutputKind::kResized, learned_.back(), i), learned_.back());
+    appendTensor(payload, OutputKind::kResized, learned_.back(), i);
   }
   return payload;
 }
@@ -409,13 +388,11 @@ std::vector<uint64_t> Calls::learn(const PreparedCall& prepared, const torch::ji
 void Calls::learnTensor(const at::Tensor& value, const torch::jit::Stack& arguments,
                         const PreparedCall& prepared, std::vector<uint64_t>& payload) {
   if (!value.defined()) {
-    payload.push_back(wire::tagWord(static_cast<Tag>(OutputKind::kUndefined)));
-    return;
+    return wire::appendOutput(payload, OutputKind::kUndefined);
   }
   for (uint32_t i = 0; i < arguments.size(); ++i) {
     if (prepared.written[i] && arguments[i].isTensor() && arguments[i].toTensor().is_same(value)) {
-      payload.push_back(wire::tagWord(static_cast<Tag>(OutputKind::kArgument), 0, 0, 0, i));
-      return;
+      return wire::appendOutput(payload, OutputKind::kArgument, i);
     }
   }
   TORCH_CHECK_NOT_IMPLEMENTED(value.layout() == c10::kStrided, "the operator returned a ",
@@ -428,15 +405,16 @@ void Calls::learnTensor(const at::Tensor& value, const torch::jit::Stack& argume
     fresh = copy.copy_(fresh);
   }
   learned_.push_back(fresh);
-  appendShape(payload, shapeHead(OutputKind::kFresh, fresh), fresh);
+  appendTensor(payload, OutputKind::kFresh, fresh);
 }
 
-void Calls::bindLearned(Reader& reader) {
+void Calls::bindLearned(const wire::Bind& message) {
   const auto outputs = std::exchange(learned_, {});
-  const size_t count = reader.count(reader.word("count"), wire::kOutputsMax, 1, "addresses");
-  if (count != outputs.size()) throw ProtocolError("the addresses do not match the outputs");
-  for (size_t i = 0; i < count; ++i) {
-    const wire::Address address = reader.word("address");
+  if (message.outputs.size() != outputs.size()) {
+    throw ProtocolError("the addresses do not match the outputs");
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const wire::Address address = message.outputs[i];
     if (address == 0) continue;
     const Shape shape = shapeOf(outputs[i]);
     const int64_t bytes = wire::spanBytes(shape.sizes.data(), shape.strides.data(),
@@ -458,17 +436,14 @@ void Calls::keepGraph(uint64_t graph, Run& run) {
   }
 }
 
-void Calls::backward(Reader& reader, uint64_t sequence) {
-  const auto found = graphs_.find(reader.word("graph"));
+void Calls::backward(const wire::Backward& message, uint64_t sequence) {
+  const auto found = graphs_.find(message.graph);
   if (found == graphs_.end()) throw ProtocolError("the graph is not there any more");
   Graph& graph = found->second;
-  const uint64_t counts = reader.word("counts");
-  if (wire::low(counts) != graph.outputs.size() || wire::high(counts) != graph.leaves.size()) {
+  const wire::Words gradients = message.gradients, addresses = message.outputs;
+  if (gradients.size() != graph.outputs.size() || addresses.size() != graph.leaves.size()) {
     throw ProtocolError("the gradients do not match the graph");
   }
-  const uint64_t* gradients = reader.words(graph.outputs.size(), "gradients");
-  const uint64_t* addresses = reader.words(graph.leaves.size(), "addresses");
-  reader.finish("backward");
   operator_name_ = "backward";
   try {
     std::shared_ptr<const Failure> poisoned;
@@ -482,7 +457,7 @@ void Calls::backward(Reader& reader, uint64_t sequence) {
       outputs.push_back(graph.outputs[i]);
       seeds.push_back(tensorAt(gradients[i], shape, false, poisoned));
     }
-    if (poisoned != nullptr) return poison(addresses, graph.leaves.size(), poisoned);
+    if (poisoned != nullptr) return poison(addresses, poisoned);
     const AboveAutograd above;
     const int64_t start = transport::nowNs();
     const auto found_gradients =
@@ -501,8 +476,7 @@ void Calls::backward(Reader& reader, uint64_t sequence) {
       bindOutput(shape, gradient, addresses[i]);
     }
   } catch (...) {
-    poison(addresses, graph.leaves.size(),
-           describe(std::current_exception(), sequence, operator_name_));
+    poison(addresses, describe(std::current_exception(), sequence, operator_name_));
     throw;
   }
 }

@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "wire/messages.h"
 #include "worker/execute/device.h"
 #include "worker/execute/prepared.h"
 #include "worker/failure/failure.h"
@@ -33,17 +34,16 @@ class Calls {
         generators_(generators),
         run_operator_(run_operator) {}
 
-  void prepare(wire::Reader& reader, uint64_t sequence);
+  void prepare(const wire::Prepare& message, uint64_t sequence);
   void forget() {
     prepared_.clear();
     prepared_words_ = 0;
   }
-  // Runs a call. A synchronous call returns the reply that describes its outputs. A failed call
-  // poisons its outputs and throws.
-  std::optional<std::vector<uint64_t>> call(uint16_t flags, wire::Reader& reader,
-                                            uint64_t sequence);
-  void bindLearned(wire::Reader& reader);
-  void backward(wire::Reader& reader, uint64_t sequence);
+  // Runs a call. A learning call returns what its reply says of the outputs. On failure the outputs
+  // are poisoned and the failure is thrown on.
+  std::optional<std::vector<uint64_t>> call(const wire::Call& message, uint64_t sequence);
+  void bindLearned(const wire::Bind& message);
+  void backward(const wire::Backward& message, uint64_t sequence);
   void dropGraph(uint64_t graph) { graphs_.erase(graph); }
 
   // Which words of a call's immediates are addresses; null if it was not prepared.
@@ -77,8 +77,8 @@ class Calls {
     bool writes = false;  // the operator changes the argument that is being built
   };
 
-  std::optional<std::vector<uint64_t>> run(const PreparedCall& prepared, Run& run, uint64_t graph,
-                                           bool learn, const uint64_t* addresses, size_t count);
+  std::optional<std::vector<uint64_t>> run(const PreparedCall& prepared, Run& run,
+                                           const wire::Call& message);
   c10::IValue build(const Argument& argument, Run& run);
   c10::IValue buildList(const Argument& argument, Run& run);
   at::Tensor buildTensor(const Shape& shape, Run& run);
@@ -88,10 +88,9 @@ class Calls {
   static int64_t threadCpuNs();
   void throttle(int64_t took_ns);
   void bindOutputs(const PreparedCall& prepared, const torch::jit::Stack& results,
-                   const uint64_t* addresses);
+                   wire::Words addresses);
   void bindOutput(const Shape& shape, const at::Tensor& value, wire::Address address);
-  void poison(const uint64_t* addresses, size_t count,
-              const std::shared_ptr<const Failure>& failure);
+  void poison(wire::Words addresses, const std::shared_ptr<const Failure>& failure);
   std::vector<uint64_t> learn(const PreparedCall& prepared, const torch::jit::Stack& results,
                               const torch::jit::Stack& arguments, const std::vector<Shape>& before);
   void learnTensor(const at::Tensor& value, const torch::jit::Stack& arguments,

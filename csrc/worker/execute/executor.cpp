@@ -13,11 +13,16 @@ namespace shoal::worker {
 
 using wire::Kind;
 using wire::ProtocolError;
-using wire::Reader;
 
 namespace {
 
 constexpr uint64_t kAddBytes = uint64_t{128} << 10;
+
+void setState(at::Generator& generator, const void* data, uint64_t bytes) {
+  at::Tensor state = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
+  if (bytes > 0) std::memcpy(state.data_ptr(), data, bytes);
+  generator.set_state(state);
+}
 
 }  // namespace
 
@@ -50,23 +55,20 @@ Executor::Executor(ExecutorOptions options, const memory::SharedMemory& host, Ar
 }
 
 void Executor::handle(const std::vector<uint64_t>& message, uint64_t sequence) {
-  Reader reader(message.data() + 1, message.size() - 1);
   const uint16_t kind = wire::headerKind(message[0]);
-  const uint16_t flags = wire::headerFlags(message[0]);
   kind_ = static_cast<Kind>(kind);
+  const bool expected =
+      kind < wire::kKindsEnd && wire::expectsReply(kind_, wire::headerFlags(message[0]));
   sequence_ = sequence;
   replied_ = false;
   segments_.begin(sequence);
   try {
-    if (kind == 0 || kind > static_cast<uint16_t>(Kind::kLast)) {
-      throw ProtocolError("message kind " + std::to_string(kind) + " does not exist");
-    }
-    dispatch(kind_, flags, reader);
-    if (wire::expectsReply(kind_, flags) && !replied_) reply({});
+    run(message);
+    if (expected && !replied_) reply({});
   } catch (const transport::PeerLost&) {
     throw;
   } catch (...) {
-    fail(std::current_exception(), wire::expectsReply(kind_, flags) && !replied_);
+    fail(std::current_exception(), expected && !replied_);
   }
   if (fetch_ahead_ != nullptr) fetch_ahead_->after(sequence);
 }
@@ -87,7 +89,7 @@ void Executor::fail(std::exception_ptr error, bool reply_now) {
     if (pending_.failure == nullptr) pending_ = {std::move(failure), sequence_};
     return;
   }
-  if (!replyPending()) replyFailure(*failure, /*at=*/0);  // the older one first
+  if (!replyPending()) replyFailure(*failure, /*shown_in=*/0);  // the older one first
 }
 
 bool Executor::replyPending() {
@@ -103,106 +105,71 @@ void Executor::reply(const std::vector<uint64_t>& payload) {
   replies_.send(kind_, wire::ErrorKind::kNone, sequence_, payload);
 }
 
-// `at` is the message in which it showed; 0: the one that this replies to.
-void Executor::replyFailure(const Failure& failure, uint64_t at) {
+// `shown_in`: the message in which the failure showed; 0: the one that is replied to.
+void Executor::replyFailure(const Failure& failure, uint64_t shown_in) {
   replied_ = true;
-  std::string text = failure.text.substr(0, wire::kErrorTextBytesMax);
-  const std::string name = failure.operator_name.substr(0, wire::kOperatorNameBytesMax);
-  std::vector<uint64_t> payload{failure.sequence, at, text.size(), name.size()};
-  text.append(name);
-  const size_t head = payload.size();
-  payload.resize(head + (text.size() + 7) / 8);
-  if (!text.empty()) std::memcpy(payload.data() + head, text.data(), text.size());
-  replies_.send(kind_, failure.kind, sequence_, payload);
+  std::string both = failure.text.substr(0, wire::kErrorTextBytesMax);
+  wire::ErrorReply error{failure.sequence, shown_in, both.size(), 0, {}};
+  both.append(failure.operator_name, 0, wire::kOperatorNameBytesMax);
+  error.name_bytes = both.size() - error.text_bytes;
+  error.both = both;
+  replies_.send(kind_, failure.kind, sequence_, wire::body(error));
 }
 
-void Executor::dispatch(Kind kind, uint16_t flags, Reader& reader) {
-  switch (kind) {
-    case Kind::kPrepare:
-      return calls_.prepare(reader, sequence_);
-    case Kind::kCall:
-      if (const auto learned = calls_.call(flags, reader, sequence_)) reply(*learned);
-      return;
-    case Kind::kBind:
-      return calls_.bindLearned(reader);
-    case Kind::kAllocate: {
-      const wire::Address address = reader.word("address");
-      return allocate(address, reader.word("bytes"), "empty");
-    }
-    case Kind::kFree:
-      while (reader.remaining() > 0) segments_.release(reader.word("address"));
-      return;
-    case Kind::kAdopt:
-      return adopt(reader);
-    case Kind::kWrite:
-      return write(reader);
-    case Kind::kCopyIn:
-      return copyHost(reader, /*into_device=*/true);
-    case Kind::kCopyOut:
-      return copyHost(reader, /*into_device=*/false);
-    case Kind::kCopyWithin:
-      return copyWithin(reader);
-    case Kind::kLoad:
-      return load(reader);
-    case Kind::kRead:
-      return read(reader);
-    case Kind::kLocate:
-      return locate(reader);
-    case Kind::kSeed: {
-      auto& generator = generators_.get(reader.word("generator"));
-      return generator.set_current_seed(reader.word("seed"));
-    }
-    case Kind::kGeneratorGet:
-      return generatorGet(reader);
-    case Kind::kGeneratorSet:
-      return generatorSet(reader);
-    case Kind::kGeneratorDrop:
-      return generators_.drop(reader.word("generator"));
-    case Kind::kEventRecord:
-      return recordEvent(reader.word("event"));
-    case Kind::kEventElapsed: {
-      const uint64_t start = reader.word("event");
-      const auto elapsed = events_.elapsed(start, reader.word("event"));
-      return reply({wire::asWord(elapsed.all_ms), wire::asWord(elapsed.waited_ms)});
-    }
-    case Kind::kEventQuery:
-      return reply({events_.isPast(reader.word("event")) ? 1u : 0u});
-    case Kind::kEventDrop:
-      return events_.drop(reader.word("event"));
-    case Kind::kSync:
-      return memory_.synchronize();
-    case Kind::kStats:
-      return stats();
-    case Kind::kForget:
-      return calls_.forget();
-    case Kind::kBackward:
-      return calls_.backward(reader, sequence_);
-    case Kind::kGraphDrop:
-      return calls_.dropGraph(reader.word("graph"));
-    case Kind::kExport:
-      return exportTo(reader);
-    case Kind::kFetch:
-      return fetch(reader);
-    case Kind::kFetchAdd:
-      return fetchAdd(reader);
-    case Kind::kGeneratorSave:
-      return generatorSave(reader);
-    case Kind::kGeneratorLoad:
-      return generatorLoad(reader);
-    case Kind::kShare:
-      return share(reader);
-    case Kind::kOpen:
-      return open(reader);
-    case Kind::kUnshare:
-      return unshare(reader);
-    case Kind::kTrim:
-      if (arena_ != nullptr) arena_->trim();
-      segments_.trim();
-      return memory_.emptyCache();
-    case Kind::kPad:
-      break;
+void Executor::run(wire::Words message) {
+  using namespace wire;  // the messages' names
+  const Overloaded handlers{
+      [&](const Prepare& m) { calls_.prepare(m, sequence_); },
+      [&](const Call& m) {
+        if (const auto learned = calls_.call(m, sequence_)) reply(*learned);
+      },
+      [&](const Bind& m) { calls_.bindLearned(m); },
+      [&](const Allocate& m) { allocate(m, "empty"); },
+      [&](const Free& m) {
+        for (const Address address : m.segments) segments_.release(address);
+      },
+      [&](const Adopt& m) { adopt(m); },
+      [&](const Write& m) { write(m); },
+      [&](const CopyIn& m) { copyIn(m); },
+      [&](const CopyOut& m) { copyOut(m); },
+      [&](const CopyWithin& m) { copyWithin(m); },
+      [&](const Load& m) { load(m); },
+      [&](const Read& m) { read(m); },
+      [&](const Locate& m) { locate(m); },
+      [&](const Seed& m) { generators_.get(m.generator).set_current_seed(m.seed); },
+      [&](const GeneratorGet& m) { generatorGet(m); },
+      [&](const GeneratorSet& m) { generatorSet(m); },
+      [&](const GeneratorDrop& m) { generators_.drop(m.generator); },
+      [&](const GeneratorSave& m) { generatorSave(m); },
+      [&](const GeneratorLoad& m) { generatorLoad(m); },
+      [&](const EventRecord& m) { recordEvent(m.event); },
+      [&](const EventElapsed& m) {
+        const auto elapsed = events_.elapsed(m.start, m.end);
+        answer(ElapsedReply{elapsed.all_ms, elapsed.waited_ms});
+      },
+      [&](const EventQuery& m) { answer(EventQueryReply{events_.isPast(m.event)}); },
+      [&](const EventDrop& m) { events_.drop(m.event); },
+      [&](const Sync&) { memory_.synchronize(); },
+      [&](const Stats&) { answer(stats()); },
+      [&](const Forget&) { calls_.forget(); },
+      [&](const Backward& m) { calls_.backward(m, sequence_); },
+      [&](const GraphDrop& m) { calls_.dropGraph(m.graph); },
+      [&](const Export& m) { exportTo(m); },
+      [&](const Fetch& m) { fetch(m); },
+      [&](const FetchAdd& m) { fetchAdd(m); },
+      [&](const Share& m) { share(m); },
+      [&](const Open& m) { open(m); },
+      [&](const Unshare& m) { unshare(m); },
+      [&](const Trim&) {
+        if (arena_ != nullptr) arena_->trim();
+        segments_.trim();
+        memory_.emptyCache();
+      },
+  };
+  if (!Messages::decode(message, handlers)) {
+    throw ProtocolError("message kind " + std::to_string(headerKind(message[0])) +
+                        " does not exist");
   }
-  throw ProtocolError("padding is no message");
 }
 
 std::byte* Executor::hostRange(uint64_t offset, uint64_t bytes) const {
@@ -219,7 +186,8 @@ Executor::Range Executor::deviceRange(wire::Address address, uint64_t bytes, boo
   return {static_cast<std::byte*>(storage.mutable_data()) + place.offset, storage};
 }
 
-void Executor::allocate(wire::Address address, uint64_t bytes, const char* what) {
+void Executor::allocate(const wire::Allocate& message, const char* what) {
+  const auto [address, bytes] = message;
   try {
     segments_.bind(address, memory_.allocate(bytes), bytes);
   } catch (const transport::PeerLost&) {
@@ -230,40 +198,35 @@ void Executor::allocate(wire::Address address, uint64_t bytes, const char* what)
   }
 }
 
-void Executor::adopt(Reader& reader) {
-  const wire::Address address = reader.word("address");
-  const uint64_t bytes = reader.word("bytes");
-  std::byte* host = hostRange(reader.word("host offset"), bytes);
+void Executor::adopt(const wire::Adopt& message) {
+  const uint64_t bytes = message.bytes;
+  std::byte* host = hostRange(message.host, bytes);
   if (!memory_.isHost()) throw ProtocolError("only a CPU device can adopt host memory");
   const uint64_t limit = memory_bytes_ + segments_.swapBytes();
   TORCH_CHECK_WITH(OutOfMemoryError, bytes <= limit && segments_.boundBytes() <= limit - bytes,
                    "the lease is out of memory. Tried to allocate ", memory::readable(bytes), "; ",
                    memory::readable(segments_.boundBytes()), " of ", memory::readable(limit),
                    " are in use.");
-  segments_.adopt(address, host, bytes);
+  segments_.adopt(message.address, host, bytes);
   bytes_in_ += bytes;
 }
 
-void Executor::write(Reader& reader) {
-  const wire::Address address = reader.word("address");
-  const uint64_t bytes = reader.word("bytes");
-  const auto data = reader.bytes(bytes, wire::kInlineBytesMax, "data");
-  memory_.copyIn(deviceRange(address, bytes, true).data, data.data(), bytes);
+void Executor::write(const wire::Write& message) {
+  const uint64_t bytes = message.data.size();
+  memory_.copyIn(deviceRange(message.address, bytes, true).data, message.data.data(), bytes);
   bytes_in_ += bytes;
 }
 
-void Executor::copyHost(Reader& reader, bool into_device) {
-  const wire::Address address = reader.word("address");
-  const uint64_t bytes = reader.word("bytes");
-  std::byte* host = hostRange(reader.word("host offset"), bytes);
-  const Range device = deviceRange(address, bytes, into_device);
-  if (into_device) {
-    memory_.copyIn(device.data, host, bytes);
-    bytes_in_ += bytes;
-  } else {
-    memory_.copyOut(host, device.data, bytes);
-    bytes_out_ += bytes;
-  }
+void Executor::copyIn(const wire::CopyIn& message) {
+  const std::byte* host = hostRange(message.host, message.bytes);
+  memory_.copyIn(deviceRange(message.address, message.bytes, true).data, host, message.bytes);
+  bytes_in_ += message.bytes;
+}
+
+void Executor::copyOut(const wire::CopyOut& message) {
+  std::byte* host = hostRange(message.host, message.bytes);
+  memory_.copyOut(host, deviceRange(message.address, message.bytes, false).data, message.bytes);
+  bytes_out_ += message.bytes;
 }
 
 // Poisons the target if the copy fails: some of its bytes may be there, and the stream does not
@@ -284,84 +247,72 @@ void Executor::copyInto(wire::Address to, uint64_t bytes, const Copy& copy) {
   }
 }
 
-void Executor::copyWithin(Reader& reader) {
-  const wire::Address to = reader.word("destination");
-  const wire::Address from = reader.word("source");
-  const uint64_t bytes = reader.word("bytes");
+void Executor::copyWithin(const wire::CopyWithin& message) {
+  const auto [to, from, bytes] = message;
   segments_.resolve(from, bytes);
-  copyInto(to, bytes, [&] {
+  copyInto(to, bytes, [&, to = to, from = from, bytes = bytes] {
     const Range target = deviceRange(to, bytes, true);
     memory_.copyWithin(target.data, deviceRange(from, bytes, false).data, bytes);
   });
 }
 
-void Executor::load(Reader& reader) {
-  const wire::Address address = reader.word("address");
-  const uint64_t bytes = reader.word("bytes");
-  const uint64_t number = reader.word("reader");
-  const uint64_t offset = reader.word("offset");
+void Executor::load(const wire::Load& message) {
   if (reader_ == nullptr) throw ProtocolError("this session has no reader");
-  copyInto(address, bytes, [&] {
-    const auto memory = reader_->get(number);
-    if (offset > memory->bytes() || bytes > memory->bytes() - offset) {
+  const uint64_t bytes = message.bytes;
+  copyInto(message.address, bytes, [&] {
+    const auto memory = reader_->get(message.reader);
+    if (message.offset > memory->bytes() || bytes > memory->bytes() - message.offset) {
       throw ProtocolError("a range lies outside of the reader's memory");
     }
-    memory_.copyIn(deviceRange(address, bytes, true).data, memory->data() + offset, bytes);
+    memory_.copyIn(deviceRange(message.address, bytes, true).data, memory->data() + message.offset,
+                   bytes);
   });
   bytes_in_ += bytes;
 }
 
-void Executor::read(Reader& reader) {
-  const wire::Address address = reader.word("address");
-  const uint64_t bytes = reader.word("bytes");
-  if (bytes > wire::kInlineBytesMax) throw ProtocolError("too many bytes for an inline read");
-  std::vector<uint64_t> payload((bytes + 7) / 8);
-  memory_.copyOut(payload.data(), deviceRange(address, bytes, false).data, bytes);
-  bytes_out_ += bytes;
-  reply(payload);
+void Executor::read(const wire::Read& message) {
+  std::vector<uint64_t> data((message.bytes + 7) / 8);
+  memory_.copyOut(data.data(), deviceRange(message.address, message.bytes, false).data,
+                  message.bytes);
+  bytes_out_ += message.bytes;
+  answer(wire::DataReply{data});
 }
 
-void Executor::locate(Reader& reader) {
-  const wire::Address address = reader.word("address");
-  const uint64_t bytes = reader.word("bytes");
-  const std::byte* data = deviceRange(address, bytes, false).data;
-  bytes_out_ += bytes;
-  // The location table says where it is. Shared memory is not in the table: the client then asks
-  // for a copy.
-  if (segments_.resolve(address, bytes).segment->shared != nullptr) return;
+void Executor::locate(const wire::Locate& message) {
+  const std::byte* data = deviceRange(message.address, message.bytes, false).data;
+  bytes_out_ += message.bytes;
+  // The location table says where the segment is. It does not hold shared memory, of which the
+  // client asks for a copy.
+  if (segments_.resolve(message.address, message.bytes).segment->shared != nullptr) return;
   if ((arena_ == nullptr || !arena_->region().contains(data)) && !host_.contains(data)) {
     throw ProtocolError("the segment is not in shared memory");
   }
 }
 
-void Executor::exportTo(Reader& reader) {
-  const wire::Address address = reader.word("address");
-  const uint64_t peer = reader.word("peer");
-  const uint64_t sequence = reader.word("sequence");
+void Executor::exportTo(const wire::Export& message) {
+  checkPeer(message.peer);
+  segments_.addReader(message.address, {message.peer, message.reading}, sequence_);
+}
+
+void Executor::checkPeer(uint32_t peer) const {
   if (peers_ == nullptr || peer >= peers_->count()) throw ProtocolError("no such peer");
-  segments_.addReader(address, {static_cast<uint32_t>(peer), sequence}, sequence_);
 }
 
-Fetch Executor::fetchOf(Reader& reader) const {
-  const Fetch fetch = Fetch::of(reader);
-  if (peers_ == nullptr || fetch.peer >= peers_->count()) throw ProtocolError("no such peer");
-  return fetch;
-}
-
-void Executor::fetch(Reader& reader) {
-  const Fetch fetch = fetchOf(reader);
-  const bool replica = fetch.to == fetch.from && fetch.base() == fetch.from;
-  if (replica) allocate(fetch.to, fetch.bytes, "a copy");
-  copyInto(fetch.to, fetch.bytes, [&] {
-    const Range target = deviceRange(fetch.to, fetch.bytes, true);
-    fetchFrom(fetch.peer, fetch.request(sequence_), target.data);
+void Executor::fetch(const wire::Fetch& message) {
+  checkPeer(message.peer);
+  const bool replica = message.to == message.from && baseOf(message) == message.from;
+  if (replica) allocate({message.to, message.bytes}, "a copy");
+  copyInto(message.to, message.bytes, [&] {
+    const Range target = deviceRange(message.to, message.bytes, true);
+    fetchFrom(message.peer, requestOf(message, sequence_), target.data);
   });
-  bytes_peer_ += fetch.bytes;
+  bytes_peer_ += message.bytes;
 }
 
-void Executor::fetchAdd(Reader& reader) {
-  const Fetch fetch = fetchOf(reader);
-  const auto type = static_cast<at::ScalarType>(reader.word("type"));
+void Executor::fetchAdd(const wire::FetchAdd& message) {
+  const wire::Fetch& fetch = message.fetch;
+  checkPeer(fetch.peer);
+  const auto type = static_cast<at::ScalarType>(message.dtype);
   if (type != at::kFloat && type != at::kDouble && type != at::kHalf && type != at::kBFloat16) {
     throw ProtocolError("only floating point numbers are added");
   }
@@ -373,7 +324,7 @@ void Executor::fetchAdd(Reader& reader) {
   bytes_peer_ += fetch.bytes;
 }
 
-void Executor::addFrom(const Fetch& fetch, at::ScalarType type) {
+void Executor::addFrom(const wire::Fetch& fetch, at::ScalarType type) {
   const Range target = deviceRange(fetch.to, fetch.bytes, true);
   const bool elsewhere = peers_->toldBy(fetch.peer) != nullptr;
   // Add a chunk only when it is complete: a read may repeat it. Chunks stay in the cache. From
@@ -386,7 +337,7 @@ void Executor::addFrom(const Fetch& fetch, at::ScalarType type) {
   };
   for (uint64_t at = 0; at < fetch.bytes; at += piece_bytes) {
     const uint64_t now_bytes = std::min(piece_bytes, fetch.bytes - at);
-    fetchFrom(fetch.peer, fetch.piece(at, now_bytes, sequence_), buffer);
+    fetchFrom(fetch.peer, requestOf(fetch, sequence_, at, now_bytes), buffer);
     numbers(target.data + at, now_bytes).add_(numbers(buffer, now_bytes));
   }
 }
@@ -400,46 +351,33 @@ void Executor::fetchFrom(uint32_t peer, const network::ReadRequest& request, std
                    " of this lease, where it could not be made");
 }
 
-void Executor::generatorSave(Reader& reader) {
-  const at::Tensor state = generators_.get(reader.word("generator")).get_state();
-  const wire::Address address = reader.word("address");
-  TORCH_CHECK(state.nbytes() + 8 <= wire::kGeneratorBytes, "a generator's state is too large");
-  std::vector<std::byte> saved(wire::kGeneratorBytes);
-  const uint64_t bytes = state.nbytes();
-  std::memcpy(saved.data(), &bytes, 8);
-  std::memcpy(saved.data() + 8, state.data_ptr(), bytes);
-  segments_.bind(address, memory_.allocate(wire::kGeneratorBytes), wire::kGeneratorBytes);
-  memory_.copyIn(deviceRange(address, wire::kGeneratorBytes, true).data, saved.data(),
-                 saved.size());
+void Executor::generatorSave(const wire::GeneratorSave& message) {
+  const at::Tensor state = generators_.get(message.generator).get_state();
+  wire::SavedGenerator saved{state.nbytes(), {}};
+  TORCH_CHECK(saved.bytes <= saved.state.size(), "a generator's state is too large");
+  std::memcpy(saved.state.data(), state.data_ptr(), saved.bytes);
+  segments_.bind(message.address, memory_.allocate(sizeof saved), sizeof saved);
+  memory_.copyIn(deviceRange(message.address, sizeof saved, true).data, &saved, sizeof saved);
 }
 
-void Executor::generatorLoad(Reader& reader) {
-  auto& generator = generators_.get(reader.word("generator"));
-  const wire::Address address = reader.word("address");
-  std::vector<std::byte> saved(wire::kGeneratorBytes);
-  memory_.copyOut(saved.data(), deviceRange(address, saved.size(), false).data, saved.size());
-  uint64_t bytes = 0;
-  std::memcpy(&bytes, saved.data(), 8);
-  if (bytes == 0 || bytes > saved.size() - 8) throw ProtocolError("this is no generator's state");
-  at::Tensor state = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
-  std::memcpy(state.data_ptr(), saved.data() + 8, bytes);
-  generator.set_state(state);
+void Executor::generatorLoad(const wire::GeneratorLoad& message) {
+  auto& generator = generators_.get(message.generator);
+  wire::SavedGenerator saved;
+  memory_.copyOut(&saved, deviceRange(message.address, sizeof saved, false).data, sizeof saved);
+  if (saved.bytes == 0 || saved.bytes > saved.state.size()) {
+    throw ProtocolError("the segment does not hold a generator's state");
+  }
+  setState(generator, saved.state.data(), saved.bytes);
 }
 
-void Executor::generatorGet(Reader& reader) {
-  const at::Tensor state = generators_.get(reader.word("generator")).get_state();
-  std::vector<uint64_t> payload{state.nbytes()};
-  payload.resize(1 + (state.nbytes() + 7) / 8);
-  std::memcpy(payload.data() + 1, state.data_ptr(), state.nbytes());
-  reply(payload);
+void Executor::generatorGet(const wire::GeneratorGet& message) {
+  const at::Tensor state = generators_.get(message.generator).get_state();
+  answer(wire::GeneratorReply{{static_cast<const char*>(state.const_data_ptr()), state.nbytes()}});
 }
 
-void Executor::generatorSet(Reader& reader) {
-  auto& generator = generators_.get(reader.word("generator"));
-  const auto data = reader.bytes(reader.word("bytes"), wire::kMessageBytesMax, "generator state");
-  at::Tensor state = at::empty({static_cast<int64_t>(data.size())}, at::kByte);
-  if (!data.empty()) std::memcpy(state.data_ptr(), data.data(), data.size());
-  generator.set_state(state);
+void Executor::generatorSet(const wire::GeneratorSet& message) {
+  const std::string_view state = message.state.state;
+  setState(generators_.get(message.generator), state.data(), state.size());
 }
 
 void Executor::recordEvent(uint64_t event) {
@@ -447,14 +385,25 @@ void Executor::recordEvent(uint64_t event) {
   events_.record(event, now);
 }
 
-void Executor::stats() {
+wire::StatsReply Executor::stats() const {
   const SwapCounters paged = segments_.counters();
-  reply({arena_ != nullptr ? arena_->usedBytes() : 0,
-         arena_ != nullptr ? arena_->reservedBytes() : 0, segments_.boundBytes(), segments_.count(),
-         calls_.count(), static_cast<uint64_t>(calls_.busyNs()), bytes_in_, bytes_out_, bytes_peer_,
-         paged.in_bytes, paged.out_bytes, paged.disk_bytes, paged.dropped_bytes,
-         paged.prefetched_bytes, static_cast<uint64_t>(paged.stall_ns), segments_.swappedBytes(),
-         peers_ != nullptr ? peers_->aheadBytes() : 0});
+  return {.used_bytes = arena_ != nullptr ? arena_->usedBytes() : 0,
+          .reserved_bytes = arena_ != nullptr ? arena_->reservedBytes() : 0,
+          .segment_bytes = segments_.boundBytes(),
+          .segments = segments_.count(),
+          .calls = calls_.count(),
+          .busy_ns = static_cast<uint64_t>(calls_.busyNs()),
+          .bytes_in = bytes_in_,
+          .bytes_out = bytes_out_,
+          .bytes_peer = bytes_peer_,
+          .paged_in = paged.in_bytes,
+          .paged_out = paged.out_bytes,
+          .paged_disk = paged.disk_bytes,
+          .dropped = paged.dropped_bytes,
+          .prefetched = paged.prefetched_bytes,
+          .stall_ns = static_cast<uint64_t>(paged.stall_ns),
+          .swapped_bytes = segments_.swappedBytes(),
+          .peer_ahead = peers_ != nullptr ? peers_->aheadBytes() : 0};
 }
 
 }  // namespace shoal::worker

@@ -1,11 +1,12 @@
-// Runs the messages of one op stream, in order, on one device. It checks everything in a message
-// before it uses it. It keeps the first Failure, and the next reply reports it.
+// Runs the messages of one op stream, in order, on one device. The executor checks everything that
+// a message says before it uses it. It keeps a failure and reports it with the next reply.
 #pragma once
 
 #include <memory>
 #include <vector>
 
 #include "memory/shared_memory.h"
+#include "wire/messages.h"
 #include "worker/execute/calls.h"
 #include "worker/execute/device.h"
 #include "worker/paging/arena.h"
@@ -54,40 +55,34 @@ class Executor {
   bool hasFailed() const { return pending_.failure != nullptr; }
 
  private:
-  void dispatch(wire::Kind kind, uint16_t flags, wire::Reader& reader);
-  void allocate(wire::Address address, uint64_t bytes, const char* what);
-  void adopt(wire::Reader& reader);
-  void write(wire::Reader& reader);
-  void copyHost(wire::Reader& reader, bool into_device);
-  void copyWithin(wire::Reader& reader);
-  void load(wire::Reader& reader);
-  void read(wire::Reader& reader);
-  void locate(wire::Reader& reader);
-  void exportTo(wire::Reader& reader);
-  Fetch fetchOf(wire::Reader& reader) const;
-  void fetch(wire::Reader& reader);
-  void fetchAdd(wire::Reader& reader);
-  void addFrom(const Fetch& fetch, at::ScalarType type);
+  void run(wire::Words message);
+  void allocate(const wire::Allocate& message, const char* what);
+  void adopt(const wire::Adopt& message);
+  void write(const wire::Write& message);
+  void copyIn(const wire::CopyIn& message);
+  void copyOut(const wire::CopyOut& message);
+  void copyWithin(const wire::CopyWithin& message);
+  void load(const wire::Load& message);
+  void read(const wire::Read& message);
+  void locate(const wire::Locate& message);
+  void exportTo(const wire::Export& message);
+  void checkPeer(uint32_t peer) const;
+  void fetch(const wire::Fetch& message);
+  void fetchAdd(const wire::FetchAdd& message);
+  void addFrom(const wire::Fetch& fetch, at::ScalarType type);
   template <typename Copy>
   void copyInto(wire::Address to, uint64_t bytes, const Copy& copy);
   void fetchFrom(uint32_t peer, const network::ReadRequest& request, std::byte* to);
-  void share(wire::Reader& reader);
-  void open(wire::Reader& reader);
-  void unshare(wire::Reader& reader);
-  struct Sharing {
-    wire::Address address;
-    uint64_t bytes;
-    uint64_t number;
-    ShareRole role;
-  };
-  Sharing readSharing(wire::Reader& reader, bool owner);
-  std::shared_ptr<SharedBlock> takeShared(const Sharing& sharing);
-  void generatorSave(wire::Reader& reader);
-  void generatorLoad(wire::Reader& reader);
-  void generatorGet(wire::Reader& reader);
-  void generatorSet(wire::Reader& reader);
+  void share(const wire::Share& message);
+  void open(const wire::Open& message);
+  void unshare(const wire::Unshare& message);
+  std::shared_ptr<SharedBlock> takeShared(const auto& message, bool owner);
+  void generatorSave(const wire::GeneratorSave& message);
+  void generatorLoad(const wire::GeneratorLoad& message);
+  void generatorGet(const wire::GeneratorGet& message);
+  void generatorSet(const wire::GeneratorSet& message);
   void recordEvent(uint64_t event);
-  void stats();
+  wire::StatsReply stats() const;
   std::byte* hostRange(uint64_t offset, uint64_t bytes) const;
   struct Range {
     std::byte* data;
@@ -97,8 +92,12 @@ class Executor {
 
   void fail(std::exception_ptr error, bool reply_now);
   void reply(const std::vector<uint64_t>& payload);
+  template <typename Reply>
+  void answer(const Reply& payload) {
+    reply(wire::body(payload));
+  }
   bool replyPending();
-  void replyFailure(const Failure& failure, uint64_t at);
+  void replyFailure(const Failure& failure, uint64_t shown_in);
 
   struct Pending {  // the first failure that no reply has reported
     std::shared_ptr<const Failure> failure;

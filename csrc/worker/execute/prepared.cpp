@@ -50,6 +50,19 @@ c10::ScalarType parseDtype(uint8_t value) {
   return dtype;
 }
 
+Shape parseShape(uint8_t dtype, uint8_t flags, const wire::ShapeView& view) {
+  Shape shape;
+  shape.dtype = parseDtype(dtype);
+  shape.flags = flags;
+  shape.sizes.assign(view.sizes.begin(), view.sizes.end());
+  shape.strides.assign(view.strides.begin(), view.strides.end());
+  shape.item_bytes = static_cast<int64_t>(c10::elementSize(shape.dtype));
+  shape.span_bytes = wire::spanBytes(shape.sizes.data(), shape.strides.data(), shape.sizes.size(),
+                                     shape.item_bytes);
+  if (shape.span_bytes < 0) throw ProtocolError("a tensor's shape is negative or overflows");
+  return shape;
+}
+
 bool isOptional(const c10::TypePtr& type) {
   return type->kind() == c10::TypeKind::OptionalType;
 }
@@ -136,20 +149,17 @@ class TemplateParser {
   TemplateParser(Reader& reader, c10::Device device) : reader_(reader), device_(device) {}
 
   Argument parse(const c10::TypePtr& type, int depth = 0) {
-    const uint64_t head = reader_.word("argument");
-    if (wire::tagOf(head) > static_cast<uint8_t>(Tag::kLast)) {
-      throw ProtocolError("tag " + std::to_string(wire::tagOf(head)) + " does not exist");
-    }
+    const wire::ArgumentItem item = wire::ArgumentItem::read(reader_);
     Argument argument;
-    argument.tag = static_cast<Tag>(wire::tagOf(head));
-    if (!matches(argument.tag, type)) {
+    argument.tag = item.tag;
+    if (!matches(item.tag, type)) {
       throw ProtocolError("an argument of type " + type->str() + " cannot have tag " +
-                          std::to_string(wire::tagOf(head)));
+                          std::to_string(item.head.tag));
     }
-    if (argument.tag == Tag::kList) {
-      parseList(argument, head, type, depth);
+    if (item.tag == Tag::kList) {
+      parseList(argument, item.head.count, type, depth);
     } else {
-      parseLeaf(argument, head);
+      parseLeaf(argument, item);
     }
     return argument;
   }
@@ -163,66 +173,54 @@ class TemplateParser {
     argument.is_constant = true;
   }
 
-  void parseLeaf(Argument& argument, uint64_t head) {
-    switch (argument.tag) {
+  void parseLeaf(Argument& argument, const wire::ArgumentItem& item) {
+    switch (item.tag) {
       case Tag::kNone:
         return constant(argument, c10::IValue());
       case Tag::kUndefined:
         return constant(argument, at::Tensor());
       case Tag::kInt:
-        return constant(argument, static_cast<int64_t>(reader_.word("integer")));
+        return constant(argument, static_cast<int64_t>(item.value));
       case Tag::kFloatKeyed:
-        return constant(argument, wire::asDouble(reader_.word("float")));
+        return constant(argument, item.number());
       case Tag::kBool:
-        return constant(argument, wire::tagA(head) != 0);
+        return constant(argument, item.boolean());
       case Tag::kDevice:
         return constant(argument, device_);
       case Tag::kString:
-        return constant(argument, std::string(reader_.bytes(wire::high(head), wire::kStringBytesMax,
-                                                            "string argument")));
+        return constant(argument, std::string(item.data));
       case Tag::kHostTensor:
-        return constant(argument, parseHostTensor(head));
+        return constant(argument, hostTensor(item));
       case Tag::kTensor:
-        argument.shape = parseShape(head, reader_);
+        argument.shape = parseShape(item.head.dtype, item.head.flags, item.shape);
         address_words_.push_back(static_cast<uint32_t>(immediates_));
-        immediates_ += 1;
-        return;
+        break;
       case Tag::kHostScalar:
-        argument.shape.dtype = parseDtype(wire::tagA(head));
-        argument.shape.flags = wire::tagC(head);
-        immediates_ += 2;
-        return;
-      case Tag::kComplex:
-        immediates_ += 2;
-        return;
-      case Tag::kIntFree:
-      case Tag::kFloat:
-      case Tag::kGenerator:
-        immediates_ += 1;
-        return;
-      case Tag::kList:
+        argument.shape.dtype = parseDtype(item.head.dtype);
+        argument.shape.flags = item.head.flags;
+        break;
+      default:
         break;
     }
-    throw ProtocolError("a list cannot stand here");
+    immediates_ += item.immediates();
   }
 
-  at::Tensor parseHostTensor(uint64_t head) {
-    const auto dtype = parseDtype(wire::tagA(head));
-    const uint64_t size = reader_.word("size of a CPU tensor");
-    const auto data = reader_.bytes(wire::high(head), wire::kHostTensorBytesMax, "CPU tensor");
-    if (wire::tagB(head) != 1 || size > data.size() ||
-        size * c10::elementSize(dtype) != data.size()) {
+  static at::Tensor hostTensor(const wire::ArgumentItem& item) {
+    const auto dtype = parseDtype(item.head.dtype);
+    const uint64_t size = item.value;
+    if (item.head.dims != 1 || size > item.data.size() ||
+        size * c10::elementSize(dtype) != item.data.size()) {
       throw ProtocolError("a CPU tensor's size does not fit its bytes");
     }
     at::Tensor tensor = at::empty({static_cast<int64_t>(size)}, dtype);
-    if (!data.empty()) std::memcpy(tensor.mutable_data_ptr(), data.data(), data.size());
+    if (size > 0) std::memcpy(tensor.mutable_data_ptr(), item.data.data(), item.data.size());
     return tensor;
   }
 
-  void parseList(Argument& argument, uint64_t head, const c10::TypePtr& type, int depth) {
+  void parseList(Argument& argument, uint32_t length, const c10::TypePtr& type, int depth) {
     if (depth > 1) throw ProtocolError("lists are nested too deeply");
     argument.element = unwrapOptional(type)->castRaw<c10::ListType>()->getElementType();
-    const size_t count = reader_.count(wire::high(head), wire::kListLengthMax, 1, "list");
+    const size_t count = reader_.count(length, wire::kListLengthMax, 1, "list");
     argument.items.reserve(count);
     bool all_constant = true;
     for (size_t i = 0; i < count; ++i) {
@@ -242,24 +240,24 @@ std::vector<Output> parseOutputs(Reader reader, size_t argument_count) {
   std::vector<Output> outputs;
   while (reader.remaining() > 0) {
     if (outputs.size() >= wire::kOutputsMax) throw ProtocolError("too many outputs");
-    const uint64_t head = reader.word("output");
+    const wire::OutputItem item = wire::OutputItem::read(reader);
     Output output;
-    output.kind = static_cast<wire::OutputKind>(wire::tagOf(head));
-    switch (output.kind) {
+    output.kind = item.kind;
+    switch (item.kind) {
       case wire::OutputKind::kFresh:
-        output.shape = parseShape(head, reader);
+        output.shape = parseShape(item.dtype, 0, item.shape);
         break;
       case wire::OutputKind::kArgument:
       case wire::OutputKind::kList:
-        output.number = wire::high(head);
-        if (output.kind == wire::OutputKind::kArgument && output.number >= argument_count) {
+        output.number = item.number;
+        if (item.kind == wire::OutputKind::kArgument && output.number >= argument_count) {
           throw ProtocolError("an output names an argument that does not exist");
         }
         break;
       case wire::OutputKind::kUndefined:
         break;
       default:
-        throw ProtocolError("an output of kind " + std::to_string(wire::tagOf(head)) +
+        throw ProtocolError("an output of kind " + std::to_string(static_cast<int>(item.kind)) +
                             " cannot be prepared");
     }
     outputs.push_back(std::move(output));
@@ -268,22 +266,6 @@ std::vector<Output> parseOutputs(Reader reader, size_t argument_count) {
 }
 
 }  // namespace
-
-Shape parseShape(uint64_t head, Reader& reader) {
-  Shape shape;
-  shape.dtype = parseDtype(wire::tagA(head));
-  shape.flags = wire::tagC(head);
-  const size_t dims = wire::tagB(head);
-  if (dims > wire::kDimensionsMax) throw ProtocolError("a tensor has too many dimensions");
-  const uint64_t* sizes = reader.words(2 * dims, "sizes and strides");
-  shape.sizes.assign(sizes, sizes + dims);
-  shape.strides.assign(sizes + dims, sizes + 2 * dims);
-  shape.item_bytes = static_cast<int64_t>(c10::elementSize(shape.dtype));
-  shape.span_bytes =
-      wire::spanBytes(shape.sizes.data(), shape.strides.data(), dims, shape.item_bytes);
-  if (shape.span_bytes < 0) throw ProtocolError("a tensor's shape is negative or overflows");
-  return shape;
-}
 
 std::optional<std::string> refusal(const c10::OperatorName& name) {
   const auto end = name.name.find("::");
@@ -300,8 +282,9 @@ std::optional<std::string> refusal(const c10::OperatorName& name) {
   return std::nullopt;
 }
 
-PreparedCall parsePrepared(std::string_view name, Reader template_words, Reader output_words,
-                           c10::Device device) {
+PreparedCall parsePrepared(const wire::Prepare& message, c10::Device device) {
+  const std::string_view name = message.name;
+  Reader template_words(message.arguments.data(), message.arguments.size());
   const auto dot = name.find('.');
   const c10::OperatorName operator_name(
       std::string(name.substr(0, dot)),
@@ -325,7 +308,8 @@ PreparedCall parsePrepared(std::string_view name, Reader template_words, Reader 
   template_words.finish("template");
   call.immediate_words = parser.immediateWords();
   call.address_words = parser.addressWords();
-  call.outputs = parseOutputs(output_words, call.arguments.size());
+  call.outputs =
+      parseOutputs(Reader(message.outputs.data(), message.outputs.size()), call.arguments.size());
   for (const auto& output : call.outputs) {
     call.fresh_outputs += output.kind == wire::OutputKind::kFresh ? 1 : 0;
   }

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "wire/cursor.h"
-#include "wire/message.h"
+#include "wire/messages.h"
+#include "wire/templates.h"
 
 namespace shoal::worker {
 
@@ -51,13 +51,10 @@ struct PreparedCall {
   size_t fresh_outputs = 0;
 };
 
-// Parses "namespace::name.overload" + template + outputs. `device` replaces the client's device
-// arguments. Throws wire::ProtocolError (malformed) or c10::NotImplementedError (not allowed or
-// not known here).
-PreparedCall parsePrepared(std::string_view name, wire::Reader template_words,
-                           wire::Reader output_words, c10::Device device);
-
-Shape parseShape(uint64_t head, wire::Reader& reader);
+// Parses the name ("namespace::name.overload"), the template and the outputs. `device` replaces the
+// client's device arguments. Throws wire::ProtocolError (malformed) or c10::NotImplementedError
+// (not allowed or not known here).
+PreparedCall parsePrepared(const wire::Prepare& message, c10::Device device);
 
 // Whether a client may run this operator. Returns the reason if not.
 std::optional<std::string> refusal(const c10::OperatorName& name);

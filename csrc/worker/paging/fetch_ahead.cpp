@@ -1,6 +1,5 @@
 #include "worker/paging/fetch_ahead.h"
 
-#include "wire/cursor.h"
 #include "worker/peers/fetch.h"
 
 namespace shoal::worker {
@@ -20,19 +19,21 @@ void FetchAhead::after(uint64_t sequence) {
   }
 }
 
-bool FetchAhead::see(const std::vector<uint64_t>& message, uint64_t sequence) {
-  const auto kind = static_cast<wire::Kind>(wire::headerKind(message[0]));
-  if (kind != wire::Kind::kFetch && kind != wire::Kind::kFetchAdd) return true;
+bool FetchAhead::see(wire::Words message, uint64_t sequence) {
+  bool room = true;
+  const auto ask = [&](const wire::Fetch& fetch) {
+    if (peers_.toldBy(fetch.peer) == nullptr) return;  // on this machine, or not there
+    room = peers_.ask(fetch.peer, requestOf(fetch, sequence));
+    if (room) asked_.emplace_back(sequence, fetch.peer);
+  };
   try {
-    wire::Reader reader(message.data() + 1, message.size() - 1);
-    const Fetch fetch = Fetch::of(reader);
-    if (peers_.toldBy(fetch.peer) == nullptr) return true;  // on this machine, or does not exist
-    if (!peers_.ask(fetch.peer, fetch.request(sequence))) return false;
-    asked_.emplace_back(sequence, fetch.peer);
+    wire::MessageList<wire::Fetch, wire::FetchAdd>::decode(
+        message, wire::Overloaded{[&](const wire::Fetch& m) { ask(m); },
+                                  [&](const wire::FetchAdd& m) { ask(m.fetch); }});
   } catch (const wire::ProtocolError&) {
-    // The executor rejects it when it runs.
+    // The executor refuses the message when it runs.
   }
-  return true;
+  return room;
 }
 
 }  // namespace shoal::worker

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "transport/ring.h"
+#include "wire/messages.h"
 #include "worker/peers/peers.h"
 
 namespace shoal::worker {
@@ -25,8 +26,8 @@ class FetchAhead {
   void after(uint64_t sequence);
 
  private:
-  // Returns false if it is a copy for which there is no room now.
-  bool see(const std::vector<uint64_t>& message, uint64_t sequence);
+  // False if it is a copy for which there is no room now.
+  bool see(wire::Words message, uint64_t sequence);
 
   const transport::RingConsumer& requests_;
   const Peers& peers_;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "transport/ring.h"
+#include "wire/messages.h"
 #include "worker/paging/upcoming_uses.h"
 
 namespace shoal::worker {
@@ -25,7 +26,8 @@ class Lookahead {
   const UpcomingUses& uses() const { return uses_; }
 
  private:
-  void see(const uint64_t* words, size_t count);
+  void see(wire::Words message);
+  void seeCall(const wire::Call& call);
   void add(uint64_t address, bool frees);
 
   const transport::RingConsumer& requests_;

@@ -41,14 +41,14 @@ class RingReplies final : public ReplySink {
 
   void send(wire::Kind kind, wire::ErrorKind error, uint64_t sequence,
             const std::vector<uint64_t>& payload) override {
-    const size_t bytes = (2 + payload.size()) * 8;
+    const wire::Reply reply{static_cast<uint16_t>(error), sequence, payload};
+    const size_t bytes = (1 + wire::wordsOf(reply)) * 8;
     if (bytes > wire::kMessageBytesMax) {
       throw std::length_error("a reply of " + std::to_string(bytes) + " bytes is too large");
     }
     uint64_t* words = ring_.reserve(bytes);
-    words[0] = wire::headerWord(kind, static_cast<uint32_t>(bytes), static_cast<uint16_t>(error));
-    words[1] = sequence;
-    std::copy(payload.begin(), payload.end(), words + 2);
+    words[0] = wire::headerWord(kind, static_cast<uint32_t>(bytes), reply.flags);
+    wire::write(reply, words + 1);
     // A client that has the reply must find its request done. A reply reports any failure, so none
     // is left.
     progress_->failed.store(0, std::memory_order_relaxed);

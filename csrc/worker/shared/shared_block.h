@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "wire/message.h"
+#include "wire/messages.h"
 
 namespace shoal::worker {
 

@@ -7,7 +7,6 @@ import logging
 import mmap
 import os
 import socket
-import struct
 import sys
 import threading
 import time
@@ -38,11 +37,15 @@ _lease: Lease | None = None
 _embedded: local_pool.Pool | None = None
 _forked = False  # this process is a fork of one that held a lease
 HELLO_TIMEOUT_S = 30.0
-_HEARTBEAT, _HEARTBEAT_AT = struct.Struct("=Q"), 64  # in csrc/transport/progress.h
 Transport = Literal["auto", "network"]
-# What the core saw of a device that it lost: `Seen` in csrc/client/member/errors.h; and how long the
-# head's word is waited for, which knows more. A silent network is noticed after 4 s, and told within 5.
-_SEEN = [(Why.UNKNOWN, 1.0), (Why.CUT, 0.8), (Why.WORKER_HUNG, 0.0), (Why.WORKER_FAILED, 1.0)]
+# By what the core saw of a device that it lost: the reason, and how many seconds to wait for the head,
+# which knows more. The client notices a silent network after 4 s and reports it within 5.
+_SEEN = {
+    _core.SEEN_CLOSED: (Why.UNKNOWN, 1.0),
+    _core.SEEN_SILENT: (Why.CUT, 0.8),
+    _core.SEEN_HUNG: (Why.WORKER_HUNG, 0.0),
+    _core.SEEN_BROKEN: (Why.WORKER_FAILED, 1.0),
+}
 
 
 class Lease:
@@ -102,7 +105,7 @@ class Lease:
             progress = self._progress[device]
             if self._closing or progress is None:
                 return None
-            return int(_HEARTBEAT.unpack_from(progress, _HEARTBEAT_AT)[0])
+            return _core.heartbeat(progress)
 
     def give_up(self, device: int) -> None:
         """The worker of a device (0 is the first) is known not to go on: others on this machine stop

@@ -10,7 +10,8 @@ from shoal import _core
 from shoal.memory.address_map import Segment, map
 
 #: Kinds of event, as the core numbers them.
-READS, WRITES, MAKES, FREES, UPLOADS = range(5)
+READS, WRITES, MAKES = _core.ACCESS_READ, _core.ACCESS_WRITE, _core.ACCESS_MAKE
+FREES, UPLOADS = _core.ACCESS_FREE, _core.ACCESS_UPLOAD
 
 
 @dataclass(frozen=True, slots=True)

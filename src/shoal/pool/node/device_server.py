@@ -193,12 +193,14 @@ class DeviceServer:
         self._start_worker(Newcomer(connection.socket, attach.devices), grant)
 
     def take_data_connection(self, data_id: bytes, connection: socket.socket) -> None:
-        """Passes a connection to the worker that it is for; nobody has shown anything on it yet."""
+        """Pass a connection to the worker that it is for; nobody has shown anything on it yet."""
+        from shoal import _core
+
         for session in self.sessions.values():
             if session.channel is not None and session.data_id == data_id:
                 with suppress(OSError):  # a worker that does not take them gets no more
-                    passed = [reader_process.PASS_CONNECTION]
-                    socket.send_fds(session.channel, passed, [connection.fileno()])
+                    passed = _core.passed_connection()
+                    socket.send_fds(session.channel, [passed], [connection.fileno()])
 
     def take_reader(
         self, connection: tls_acceptor.TlsConnection, attach: messages.AttachReader

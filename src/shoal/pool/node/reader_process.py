@@ -7,7 +7,6 @@ import hmac
 import os
 import signal
 import socket
-import struct
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
 
 ANSWER_S = 5.0  # for an answer to leave
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-# What goes to a worker with a descriptor: `Passed` in csrc/network/data_connections.h.
-_PASSED = struct.Struct("=QQ")
-PASS_CONNECTION = _PASSED.pack(1, 0)
 NO_FOLDERS = (
     "this node serves no files. Its owner can serve a folder: add --data DIR to `shoal node` or "
     "`shoal up`"
@@ -74,9 +70,11 @@ def start(
 ) -> ReaderProcess:
     """Passes a new memory to the worker by `channel` and forks the reader, which takes the connection
     over."""
+    from shoal import _core
+
     memory_fd = new_memory()
     try:
-        socket.send_fds(channel, [_PASSED.pack(2, number)], [memory_fd])
+        socket.send_fds(channel, [_core.passed_reader_memory(number)], [memory_fd])
         pid = os.fork()
         if pid == 0:
             _become_reader(connection, memory_fd, folders, number, leave_behind)
