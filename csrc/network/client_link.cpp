@@ -230,7 +230,7 @@ struct ClientLink::State {
     Reader reader(*down);
     std::vector<uint64_t> frame;
     while (true) {
-      reader.message(frame);
+      reader.message(frame, "a frame", 16);
       const uint16_t kind = wire::headerKind(frame[0]);
       if (kind < wire::kKindsEnd) {
         wire::read<wire::Reply>(frame);  // throws if that is none
@@ -251,8 +251,14 @@ struct ClientLink::State {
             throw ConnectionLost("its worker ended the session: " + std::string(goodbye.text));
           },
       };
-      if (!DownFrames::decode(frame, handlers)) {
-        throw ConnectionLost("the worker sent a frame of unknown kind " + std::to_string(kind));
+      bool known = false;
+      try {
+        known = DownFrames::decode(frame, handlers);
+      } catch (const wire::ProtocolError&) {
+      }
+      if (!known) {
+        throw ConnectionLost("the worker sent a frame of malformed or unknown kind " +
+                             std::to_string(kind));
       }
     }
   }

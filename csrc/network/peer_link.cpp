@@ -135,7 +135,7 @@ bool PeerReader::receive(const ReadRequest& request, const Take& take) {
   };
   while (!there) {
     try {
-      reader_->message(frame);
+      reader_->message(frame, "a frame", 16);
       if (!ReadFrames::decode(frame, handlers)) {
         throw ConnectionLost("it sent a frame of unknown kind");
       }

@@ -23,12 +23,13 @@ class Reader {
     return word;
   }
 
-  // The next message or frame, with its header.
-  void message(std::vector<uint64_t>& words) {
+  // The next message or frame, with its header. `what` names it in errors.
+  void message(std::vector<uint64_t>& words, const char* what, size_t bytes_min) {
     const uint64_t header = word();
     const size_t bytes = wire::headerBytes(header);
-    if (bytes < 8 || bytes % 8 != 0 || bytes > wire::kMessageBytesMax) {
-      throw wire::ProtocolError("a message of " + std::to_string(bytes) + " bytes is out of range");
+    if (bytes < bytes_min || bytes % 8 != 0 || bytes > wire::kMessageBytesMax) {
+      throw wire::ProtocolError(std::string(what) + " of " + std::to_string(bytes) +
+                                " bytes is out of range");
     }
     words.resize(bytes / 8);
     words[0] = header;

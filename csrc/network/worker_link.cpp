@@ -127,7 +127,7 @@ class Link {
     std::vector<uint64_t> message;
     uint64_t sequence = 0;
     while (true) {
-      reader.message(message);
+      reader.message(message, "a message", 8);
       const uint16_t kind = wire::headerKind(message[0]);
       if (kind == 0 || kind >= wire::kKindsEnd) {
         throw wire::ProtocolError("message kind " + std::to_string(kind) + " does not exist");

@@ -62,7 +62,7 @@ def test_a_session_by_hand_and_its_end(raw: DataClient) -> None:
         (message(KIND["adopt"], 1 << 52, 4096, 0), b"cannot be adopted"),
         (message(KIND["copy_in"], 1 << 52, 2 * MiB, 0), b"no piece"),
         (message(KIND["copy_in"], 1 << 52, 2**63, 0), b"no piece"),
-        (message(KIND["copy_in"], 1 << 52), b"no piece"),
+        (message(KIND["copy_in"], 1 << 52), b"bytes: the message ends too early"),
         (message(KIND["copy_in"], 1 << 52, 4096, 1), b"there is no lane 1"),
         (message(KIND["copy_in"], 1 << 52, 4096, 2**64 - 1), b"there is no lane"),
         (message(KIND["copy_out"], 1 << 52, 2**64 - 1, 0), b"no piece"),
