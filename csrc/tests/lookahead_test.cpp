@@ -90,11 +90,15 @@ TEST_CASE("look-ahead: a segment is dead once it is only freed") {
 }
 
 TEST_CASE("look-ahead: nothing is dead behind a message whose uses are not known") {
-  for (const Kind kind : {Kind::kCall, Kind::kBackward}) {
+  const std::vector<std::pair<Kind, std::vector<uint64_t>>> blind{
+      {Kind::kCall, {wire::pair(8, 0), at(3)}},  // call 8 is not prepared
+      {Kind::kBackward, {8, wire::pair(0, 0)}},
+  };
+  for (const auto& [kind, body] : blind) {
     Stream stream;
     stream.post(Kind::kSync, {});
     stream.post(Kind::kSync, {});
-    stream.post(kind, {wire::pair(8, 1), at(3)});  // call 8 is not prepared
+    stream.post(kind, body);
     stream.post(Kind::kFree, {at(3)});
     const UpcomingUses& uses = stream.run();
     CHECK_FALSE(uses.isDead(3, 2));
