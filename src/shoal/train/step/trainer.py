@@ -37,7 +37,7 @@ from shoal.train.model.replicas import (
     place,
 )
 from shoal.train.step.batch_division import Division, Prepared
-from shoal.train.step.group_step import GroupWork
+from shoal.train.step.training_step import GroupWork
 from shoal.train.step.recovery import OnLost, Recovery
 
 STEP_TIMEOUT_S = 600.0
