@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from shoal import _core
+from shoal.units import show_bytes
 
 _PRESENT, _SWAPPED, _REPLICA, _FREE = "#2a7de1", "#e0a030", "#8bbcf0", "#eeeeee"
 
@@ -162,8 +163,8 @@ def picture(width: int = 60) -> str:
         second = min(width - first, round(width * replicas / cells))
         bar = "█" * first + "▒" * second + "·" * (width - first - second)
         lines.append(
-            f"{name:<9}{bar} {size(own + replicas)} of {size(limit)}"
-            + (f", {size(swapped)} swapped out" if swapped else "")
+            f"{name:<9}{bar} {show_bytes(own + replicas)} of {show_bytes(limit)}"
+            + (f", {show_bytes(swapped)} swapped out" if swapped else "")
         )
     return "\n".join(lines) or "no lease"
 
@@ -200,23 +201,13 @@ def _strip(member: int) -> str:
             continue
         colour = _SWAPPED if member in s.swapped else _PRESENT if s.home == member else _REPLICA
         title = html.escape(
-            f"{s.address:#x}: {size(s.bytes)}, {s.state}, written by shoal:{s.home}"
+            f"{s.address:#x}: {show_bytes(s.bytes)}, {s.state}, written by shoal:{s.home}"
         )
         blocks.append(
             f'<div title="{title}" style="flex:0 0 {100 * s.bytes / limit:.4f}%;'
             f'background:{colour};outline:1px solid #fff"></div>'
         )
     return (
-        f'<h2>shoal:{member}, {size(limit)}</h2><div style="display:flex;flex-wrap:wrap;'
+        f'<h2>shoal:{member}, {show_bytes(limit)}</h2><div style="display:flex;flex-wrap:wrap;'
         f'min-height:3em;background:{_FREE}">{"".join(blocks)}</div>'
     )
-
-
-def size(count: int) -> str:
-    """Bytes, for people."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"

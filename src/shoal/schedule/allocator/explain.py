@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from shoal.schedule.allocator.policy import Assignment, Plan, TaskState, View
-from shoal.schedule.model.entities import show_bytes
+from shoal.units import show_bytes
 
 
 class Reason(msgspec.Struct, frozen=True):

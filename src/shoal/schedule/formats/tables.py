@@ -34,8 +34,9 @@ from shoal.schedule.formats.checked_text import (
     read_text,
     shown,
 )
-from shoal.schedule.model.entities import InputError, Pool, Task, Trace, parse_bytes, show_bytes
+from shoal.schedule.model.entities import InputError, Pool, Task, Trace
 from shoal.schedule.model.throughputs import Group, Throughputs
+from shoal.units import parse_bytes, show_bytes
 
 TRACE_COLUMNS = ("name", "type", "steps", "arrival_s")
 TRACE_OPTIONAL = ("devices", "weight", "deadline_s", "kinds", "owner")
