@@ -135,8 +135,8 @@ inline constexpr uint32_t high(uint64_t word) {
 
 // A reply: word 0 as above with kind = the request's kind and flags = ErrorKind; word 1 = the
 // request's sequence number; then the payload. An error's payload: failed call's number, the
-// message in which the failure showed (0: the request itself), text bytes, operator name bytes,
-// text, name.
+// message in which the failure showed (0: the request itself), text bytes, name bytes,
+// text, name. The name is the operator's; with kPeerLost it is the lost device's.
 
 // Tags of a call's template: what a prepared call says about each argument. The template is also
 // the key of the client's call cache, so it holds everything that decides the outputs' metadata and

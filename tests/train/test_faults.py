@@ -242,8 +242,12 @@ class TestWithoutLoss:
 
         with shoal.train.worker_groups(1, devices) as groups:
             with shoal.train.Trainer(model, loss, sgd(model), groups) as trainer:
-                with pytest.raises((shoal.train.GroupError, KeyError), match="oops"):
+                trainer.steps = 7
+                with pytest.raises(shoal.train.GroupError, match="oops") as raised:
                     trainer.step(models.tokens(0, SAMPLES))
+                assert (raised.value.group, raised.value.step) == (0, 7)
+                assert raised.value.devices == tuple(str(m) for m in groups[0].members)
+                assert isinstance(raised.value.__cause__, KeyError)
 
     def test_what_cannot_be_cut_says_where_it_could_be(self) -> None:
         model = nn.Sequential(nn.Linear(2, 2))

@@ -56,14 +56,14 @@ def trained(
         trainer = shoal.train.Trainer(model, F.cross_entropy, optimizer, formed, **options)
         with trainer:
             losses = [trainer.step(batch(samples)).loss for _ in range(steps)]
-            why = trainer._work.alike.failure
+            why = trainer._steps.replay.failure
     return losses, {k: v.clone() for k, v in model.state_dict().items()}, why
 
 
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every group runs the program itself."""
     monkeypatch.setattr(
-        replay.Alike, "classes", lambda self, kinds: [[i] for i in range(len(kinds))]
+        replay.ReplayPolicy, "classes", lambda self, kinds: [[i] for i in range(len(kinds))]
     )
 
 

@@ -97,13 +97,15 @@ void Stream::checkUsable() const {
   if (const Loss* loss = lost_.load(std::memory_order_acquire)) {
     const std::string* told = told_reason_.load(std::memory_order_acquire);
     const std::string& reason = told != nullptr ? *told : loss->reason;
-    if (closed_) raiseDeviceLost("shoal device " + options_.name + " was lost: " + reason);
+    if (closed_) {
+      raiseDeviceLost("shoal device " + options_.name + " was lost: " + reason, options_.name);
+    }
     const LostDevice lost{session_.number(), member_, loss->seen, options_.name, reason};
-    if (told != nullptr) raiseDeviceLost(lost.text(reason));
+    if (told != nullptr) raiseDeviceLost(lost.text(reason), options_.name);
     raiseDeviceLost(lost);
   }
   if (closed_.load(std::memory_order_relaxed)) {
-    raiseDeviceLost("the lease of shoal device " + options_.name + " has ended");
+    raiseDeviceLost("the lease of shoal device " + options_.name + " has ended", options_.name);
   }
 }
 
@@ -343,15 +345,17 @@ void Stream::raise(wire::ErrorKind kind, const Payload& payload) {
   const auto both = reader.bytes(text_bytes + name_bytes,
                                  wire::kErrorTextBytesMax + wire::kOperatorNameBytesMax, "error");
   std::string text(both.substr(0, text_bytes));
-  const std::string name(both.substr(text_bytes));
+  std::string name(both.substr(text_bytes));
   // The cause lies on another member, which tells it better.
   if (kind == wire::ErrorKind::kPeerFailed) session_.raiseFailureOfOthers(*this);
-  const std::string place = placeOf(sequence);
-  if (!name.empty() || !place.empty()) {
-    text += "\n[shoal] raised by " + (name.empty() ? std::string("a transfer") : name) +
-            (place.empty() ? "" : ", called at " + place) + ", on device " + options_.name;
+  ErrorData data{options_.name, "", placeOf(sequence), ""};
+  (kind == wire::ErrorKind::kPeerLost ? data.peer : data.operator_name) = std::move(name);
+  if (!data.operator_name.empty() || !data.line.empty()) {
+    text += "\n[shoal] raised by " +
+            (data.operator_name.empty() ? std::string("a transfer") : data.operator_name) +
+            (data.line.empty() ? "" : ", called at " + data.line) + ", on device " + options_.name;
   }
-  raiseError(kind, text);
+  raiseError(kind, text, data);
 }
 
 void Stream::waitCompleted(uint64_t sequence, bool hears_signals) {

@@ -19,7 +19,9 @@ class PeerFailed : public std::runtime_error {
 // Another device of the lease is gone.
 class PeerGone : public std::runtime_error {
  public:
-  using std::runtime_error::runtime_error;
+  PeerGone(const std::string& text, std::string device)
+      : std::runtime_error(text), device(std::move(device)) {}
+  std::string device;
 };
 
 std::shared_ptr<const Failure> describe(std::exception_ptr error, uint64_t sequence,

@@ -21,8 +21,8 @@ namespace shoal::worker {
 // Why a call failed. Shared by every result that the call was to make.
 struct Failure {
   wire::ErrorKind kind;
-  uint64_t sequence;  // number of the call in the stream
-  std::string operator_name;
+  uint64_t sequence;          // number of the call in the stream
+  std::string operator_name;  // of kPeerLost: the name of the lost device
   std::string text;
 };
 

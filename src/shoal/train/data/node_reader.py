@@ -152,7 +152,9 @@ class NodeReader:
                 self._check_device()
             except ReaderLostError:
                 if devices.is_lost(self.device):
-                    raise DeviceLostError(f"device {self.name} is lost, and its reader") from None
+                    raise DeviceLostError(
+                        f"device {self.name} and its reader are lost", self.name
+                    ) from None
                 raise
             if time.monotonic() > until:
                 raise DataError(
@@ -164,7 +166,7 @@ class NodeReader:
 
     def _check_device(self) -> None:
         if not self._lease.active:
-            raise DeviceLostError(f"the lease of device {self.name} has ended")
+            raise DeviceLostError(f"the lease of device {self.name} has ended", self.name)
         _core.is_past(self._index, 0)  # raises if it is lost
 
     @property

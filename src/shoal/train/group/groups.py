@@ -14,7 +14,7 @@ import shoal
 from shoal.errors import DeviceLostError
 from shoal.train.group import devices as train_devices
 from shoal.train.group.devices import Member
-from shoal.train.group.errors import GroupError, GroupLostError, TrainError
+from shoal.train.group.errors import GroupError, GroupLostError, TrainError, device_at_fault
 
 T = TypeVar("T")
 _log = logging.getLogger("shoal.train")
@@ -57,13 +57,16 @@ class WorkerGroup:
         return future
 
     def error(self, cause: BaseException, step: int | None = None) -> GroupError:
-        """`cause` with the group's name, devices and step."""
+        """Wrap `cause` in an error that carries the group, its devices and the step."""
         kind = GroupLostError if isinstance(cause, DeviceLostError) else GroupError
         why = (
             f"{type(cause).__name__}: {cause}" if not isinstance(cause, TrainError) else str(cause)
         )
         error = kind(self.index, [str(m) for m in self.members], step, why)
         error.__cause__ = cause
+        error.device = device_at_fault(cause)
+        error.operator = getattr(cause, "operator", None)
+        error.line = getattr(cause, "line", None)
         return error
 
     def close(self) -> bool:

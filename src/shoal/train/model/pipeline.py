@@ -14,11 +14,11 @@ from torch.optim import Optimizer
 from shoal.train.data import batches
 from shoal.train.group.devices import Reading, record, set_current
 from shoal.train.group.groups import WorkerGroup
-from shoal.train.group.replay import Recorded
+from shoal.train.group.replay import CapturedPass
 from shoal.train.group.timeline import Timeline
 from shoal.train.model import schedules
 from shoal.train.model.profile import ModelProfile
-from shoal.train.model.replicas import Objective, Part, Replica, StepContext
+from shoal.train.model.replicas import Objective, Replica, StepContext
 from shoal.train.model.stage_costs import Limits, Stage, spread
 from shoal.train.model.stages import Run, Weights, watch_modules
 from shoal.train.model.weight_gradients import WeightGradients
@@ -104,9 +104,9 @@ class PipelineReplica(Replica):
         return Weights(self._stage_of)
 
     def forward_backward(
-        self, parts: Sequence[Part], context: StepContext, recorded: Recorded | None = None
+        self, context: StepContext, captured: CapturedPass | None = None
     ) -> list[tuple[Reading, float]]:
-        return _PipelineStep(self, parts, self._weights(), context).run() if parts else []
+        return _PipelineStep(self, self._weights(), context).run()
 
     def evaluate(self, batch: Any) -> torch.Tensor:
         with torch.no_grad():
@@ -143,17 +143,16 @@ class _PipelineStep:
     def __init__(
         self,
         replica: PipelineReplica,
-        parts: Sequence[Part],
         weights: Weights,
         context: StepContext,
     ) -> None:
         self._replica = replica
-        self._parts = parts
+        self._micro_batches = context.micro_batches
         self._weights = weights
         self._context = context
         self._devices = replica.devices
-        self._last = len(parts) - 1
-        self._schedule = schedules.make(replica.plan.schedule, replica.stages, len(parts))
+        self._last = len(context.micro_batches) - 1
+        self._schedule = schedules.make(replica.plan.schedule, replica.stages, self._last + 1)
         self._apart = [schedules.split(line) for line in self._schedule]
         self._runs: dict[int, Run] = {}
         self._late: dict[int, list[torch.Tensor]] = {}  # told to the exchange when they are whole
@@ -172,7 +171,7 @@ class _PipelineStep:
     def _issue(self) -> None:
         work = {"forward": self._forward, "backward": self._backward, "weight": self._weight}
         for issue in schedules.issue_order(self._schedule):
-            self._context.board.check()
+            self._context.events.check()
             work[issue.instruction.kind](issue.stage, issue.instruction.micro)
             if issue.instruction.kind != "forward":
                 last = issue.instruction is self._schedule[issue.stage][-1]
@@ -189,21 +188,21 @@ class _PipelineStep:
         self._starts[stage] = stop
 
     def _forward(self, _: int, micro: int) -> None:
-        replica, part = self._replica, self._parts[micro]
+        replica, micro_batch = self._replica, self._micro_batches[micro]
         apart = [s for s, micros in enumerate(self._apart) if micro in micros]
         # In the last one autograd tells the exchange of each gradient, while the backward pass runs.
         # The other schedules' sums are bit for bit autograd's.
         at_once = any(self._apart) and (micro != self._last or not self._context.exchange.several)
         run = self._runs[micro] = Run(
-            replica.plan.begins(micro, len(self._parts)),
+            replica.plan.begins(micro, len(self._micro_batches)),
             self._devices,
             self._weights,
             WeightGradients(apart, at_once, replica.unwatched, self._weights.copied),
             lambda stage: self._time(stage, "forward", False),
         )
-        batch = batches.to_device(part.batch, self._devices[0])
+        batch = batches.to_device(micro_batch.batch, self._devices[0])
         compute = partial(replica.objective, replica.model, batch, self._devices[0].type)
-        self._losses.append((Reading(run.forward(compute)), part.weight))
+        self._losses.append((Reading(run.forward(compute)), micro_batch.weight))
 
     def _backward(self, stage: int, micro: int) -> None:
         run = self._runs[micro]
@@ -215,7 +214,7 @@ class _PipelineStep:
         if stage == len(self._devices) - 1:
             assert run.loss is not None
             loss, run.loss = run.loss, None
-            weight = self._parts[micro].weight * self._context.scale
+            weight = self._micro_batches[micro].weight * self._context.scale
             run.backward(stage, [loss], [torch.full_like(loss, weight)])
         else:
             values, grads = run.outgoing(stage)
@@ -224,9 +223,9 @@ class _PipelineStep:
         if stage == 0:
             run.edges.clear()  # its activations are free, but for what weights still need
         if micro == self._last:
-            self._settle_copies(stage)
+            self._finish_copies(stage)
 
-    def _settle_copies(self, stage: int) -> None:
+    def _finish_copies(self, stage: int) -> None:
         """After a stage's last backward pass: the copies it used get their gradients, for an earlier
         stage waits for them, and its own weights those of later stages' copies, which are whole."""
         for gradients in self._gradients:
