@@ -1,6 +1,6 @@
 """Data that is read at the nodes of the devices that want it.
 
-The program hands out batches that are only numbers of samples. Where a group's part of a batch goes
+The program hands out batches that are only indices of samples. Where a group's part of a batch goes
 to a device elsewhere, whose node serves the files, that node's reader reads it; other parts are read
 in the program. The order of samples is the program's, so it does not matter to the result who reads.
 """
@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from shoal.device import leases
 from shoal.errors import DeviceLostError
-from shoal.pool.wire.data_messages import DataPath, PathMark, Skeleton
+from shoal.pool.wire.data_messages import DataPath, Fingerprint, Skeleton
 from shoal.train.data import batches, fingerprints, node_paths
 from shoal.train.data.node_reader import NodeFile, NodeReader, ReaderLostError, reader_of
 from shoal.train.data.sources import Indices, Source
@@ -59,7 +59,7 @@ class NodeSource:
         self._places: dict[torch.device, tuple[NodeReader, NodeFile]] = {}
         weakref.finalize(self, _close_files, self._places).atexit = False
         self._why_not: dict[str, str] = {}  # by name of the device: why it is read in the program
-        self._marks: list[PathMark] | None = None
+        self._fingerprints: list[Fingerprint] | None = None
         self._serial = 0
         self._division: list[tuple[torch.device, list[int]]] = []  # of the last batch, by device
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="shoal-load")
@@ -162,15 +162,16 @@ class NodeSource:
                 reader.close_file(file)
                 raise DataError(text)
 
-    def _reference(self, file: NodeFile) -> list[PathMark]:
+    def _reference(self, file: NodeFile) -> list[Fingerprint]:
         """What all must see: the program's files, or where it has none, the first node's."""
-        if self._marks is None and self._program is not None:
-            self._marks = [
-                node_paths.mark_of(p.path, self._open_leaf(p.path, p.columns)) for p in self._paths
+        if self._fingerprints is None and self._program is not None:
+            self._fingerprints = [
+                node_paths.fingerprint_of(p.path, self._open_leaf(p.path, p.columns))
+                for p in self._paths
             ]
-        if self._marks is None:
-            self._marks = file.opened.marks
-        return self._marks
+        if self._fingerprints is None:
+            self._fingerprints = file.opened.marks
+        return self._fingerprints
 
     def _any_place(self) -> tuple[NodeReader, NodeFile]:
         if not self.at_nodes():
@@ -194,61 +195,61 @@ class NodeSource:
 
     # --- batches -----------------------
 
-    def batch(self, numbers: Indices) -> NodeBatch:
+    def batch(self, indices: Indices) -> NodeBatch:
         self._serial += 1
-        return NodeBatch(self, numbers, self._serial)
+        return NodeBatch(self, indices, self._serial)
 
-    def expect(self, numbers: Indices, ahead: int) -> None:
+    def expect(self, indices: Indices, ahead: int) -> None:
         """Has samples read that will be a batch soon (0: the next one), divided as the last one was."""
-        if len(numbers) == 0:
+        if len(indices) == 0:
             return
         if self.runs is not None:
             for reader, file in list(self._places.values()):
-                reader.warm(file, numbers)
-        if sum(sum(sizes) for _, sizes in self._division) != len(numbers):
+                reader.warm(file, indices)
+        if sum(sum(sizes) for _, sizes in self._division) != len(indices):
             return
         start = 0
         for device, sizes in list(self._division):
             for size in sizes:
-                self.ask(numbers[start : start + size], self._serial + 1 + ahead, device)
+                self.ask(indices[start : start + size], self._serial + 1 + ahead, device)
                 start += size
 
     def divided(self, division: list[tuple[torch.device, list[int]]]) -> None:
         self._division = division
 
-    def ask(self, numbers: Indices, serial: int, device: torch.device) -> None:
+    def ask(self, indices: Indices, serial: int, device: torch.device) -> None:
         """Has a part read for a device, as far as there is room; whoever takes it is told of errors."""
         place = self._places.get(device)
         if place is not None:
             with suppress(DataError, DeviceLostError):
-                place[0].ask(place[1], numbers, serial)
+                place[0].ask(place[1], indices, serial)
         elif self._program is not None:
-            key = numbers.tobytes()
+            key = indices.tobytes()
             with self._lock:
                 if key not in self._reads:
-                    self._reads[key] = self._threads.submit(self._program.read, numbers)
+                    self._reads[key] = self._threads.submit(self._program.read, indices)
                 while len(self._reads) > KEPT_READS:
                     self._reads.popitem(last=False)[1].cancel()
 
-    def take(self, numbers: Indices, serial: int, device: torch.device) -> Any:
+    def take(self, indices: Indices, serial: int, device: torch.device) -> Any:
         """A part on its device."""
         place = self._places.get(device)
         if place is not None:
             try:
-                return place[0].take(place[1], numbers, serial)
+                return place[0].take(place[1], indices, serial)
             except ReaderLostError as error:
                 self._fall_back(device, error)
         if self._program is None and device.type != "cpu":
             # Neither the program nor the device's node has it: by way of a device that does.
             reader, file = self._any_place()
-            return batches.to_device(reader.take(file, numbers, serial), device)
-        return batches.to_device(self.take_here(numbers), device)
+            return batches.to_device(reader.take(file, indices, serial), device)
+        return batches.to_device(self.take_here(indices), device)
 
-    def take_here(self, numbers: Indices) -> Any:
+    def take_here(self, indices: Indices) -> Any:
         """A part in this program's memory; what was read ahead is waited for."""
         with self._lock:
-            ahead = self._reads.pop(numbers.tobytes(), None)
-        return ahead.result() if ahead is not None else self.read(numbers)
+            ahead = self._reads.pop(indices.tobytes(), None)
+        return ahead.result() if ahead is not None else self.read(indices)
 
 
 def _close_files(places: dict[torch.device, tuple[NodeReader, NodeFile]]) -> None:
@@ -257,33 +258,33 @@ def _close_files(places: dict[torch.device, tuple[NodeReader, NodeFile]]) -> Non
     places.clear()
 
 
-class NodeBatch(batches.Numbered):
+class NodeBatch(batches.IndexedBatch):
     """Numbers of samples, which are read where they are wanted.
 
     In a loop without a trainer it unpacks like the batch that it stands for: the program then reads it.
     """
 
-    def __init__(self, source: NodeSource, numbers: Indices, serial: int) -> None:
+    def __init__(self, source: NodeSource, indices: Indices, serial: int) -> None:
         self._source = source
-        self._numbers = numbers
+        self._indices = indices
         self._serial = serial
         self._tensors: Any = None
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._indices)
 
-    def split(self, counts: Sequence[int]) -> list[batches.Numbered]:
-        parts: list[batches.Numbered] = []
+    def split(self, counts: Sequence[int]) -> list[batches.IndexedBatch]:
+        parts: list[batches.IndexedBatch] = []
         start = 0
         for count in counts:
-            numbers = self._numbers[start : start + count]
-            parts.append(NodeBatch(self._source, numbers, self._serial))
+            indices = self._indices[start : start + count]
+            parts.append(NodeBatch(self._source, indices, self._serial))
             start += count
         return parts
 
     def ask(self, device: torch.device) -> None:
         if len(self) > 0 and self._tensors is None:
-            self._source.ask(self._numbers, self._serial, device)
+            self._source.ask(self._indices, self._serial, device)
 
     def divided(self, division: list[tuple[torch.device, list[int]]]) -> None:
         self._source.divided(division)
@@ -291,12 +292,12 @@ class NodeBatch(batches.Numbered):
     def to_device(self, device: torch.device) -> Any:
         if self._tensors is not None:
             return batches.to_device(self._tensors, device)
-        return self._source.take(self._numbers, self._serial, device)
+        return self._source.take(self._indices, self._serial, device)
 
     def tensors(self) -> Any:
         """The samples in this program's memory."""
         if self._tensors is None:
-            self._tensors = self._source.take_here(self._numbers)
+            self._tensors = self._source.take_here(self._indices)
         return self._tensors
 
     def __iter__(self) -> Iterator[Any]:

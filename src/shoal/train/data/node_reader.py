@@ -197,9 +197,9 @@ class NodeReader:
         with suppress(ConnectionError):  # gone with everything that it had open
             self._mail.send(data_messages.CloseData(file.source))
 
-    def warm(self, file: NodeFile, numbers: Indices) -> None:
+    def warm(self, file: NodeFile, indices: Indices) -> None:
         """Says what will be asked for soon; nothing is waited for."""
-        for chunk in _cut(numbers, limits.READ_SAMPLES_MAX):
+        for chunk in _cut(indices, limits.READ_SAMPLES_MAX):
             try:
                 self._mail.send(data_messages.WarmData(file.source, chunk.astype("<i8").tobytes()))
             except ConnectionError:
@@ -207,13 +207,13 @@ class NodeReader:
 
     # --- samples -----------------------
 
-    def _chunks(self, file: NodeFile, numbers: Indices) -> Iterator[Indices]:
+    def _chunks(self, file: NodeFile, indices: Indices) -> Iterator[Indices]:
         most = self._slots.memory_bytes // CHUNK_PART // file.sample_bytes
-        return _cut(numbers, max(1, min(most, limits.READ_SAMPLES_MAX)))
+        return _cut(indices, max(1, min(most, limits.READ_SAMPLES_MAX)))
 
-    def ask(self, file: NodeFile, numbers: Indices, serial: int) -> None:
+    def ask(self, file: NodeFile, indices: Indices, serial: int) -> None:
         """Has samples read that will be wanted, as far as there is room for them now."""
-        for chunk in self._chunks(file, numbers):
+        for chunk in self._chunks(file, indices):
             key = file.source, chunk.astype("<i8").tobytes()
             if key in self._pending:
                 continue
@@ -228,12 +228,12 @@ class NodeReader:
             if kept is not asked:  # another thread was faster
                 self._give_after(asked)
 
-    def _read(self, file: NodeFile, numbers: bytes, serial: int, offset: int, count: int) -> Asked:
+    def _read(self, file: NodeFile, indices: bytes, serial: int, offset: int, count: int) -> Asked:
         capacity = _capacity(file, count)
         try:
             answer = self._ask(
                 lambda number: data_messages.ReadSamples(
-                    number, file.source, numbers, offset, capacity
+                    number, file.source, indices, offset, capacity
                 )
             )
         except ReaderLostError:
@@ -241,14 +241,14 @@ class NodeReader:
             raise
         return Asked(file.source, serial, offset, answer)
 
-    def take(self, file: NodeFile, numbers: Indices, serial: int) -> Any:
+    def take(self, file: NodeFile, indices: Indices, serial: int) -> Any:
         """The samples as tensors of the device: a tree as the program would have read it."""
         self._forget(lambda asked: asked.source == file.source and asked.serial < serial)
         start = 0
         skeleton: Skeleton | None = None
         targets: list[torch.Tensor] = []
-        while start < len(numbers):
-            chunk = next(self._chunks(file, numbers[start:]))  # samples may prove to be larger
+        while start < len(indices):
+            chunk = next(self._chunks(file, indices[start:]))  # samples may prove to be larger
             found = self._claim(file, chunk, serial)
             if found is None:
                 continue
@@ -256,7 +256,7 @@ class NodeReader:
             try:
                 if skeleton is None:
                     skeleton = read.skeleton
-                    targets = [self._target(leaf, len(numbers)) for leaf in read.leaves]
+                    targets = [self._target(leaf, len(indices)) for leaf in read.leaves]
                 self._copy(read, asked.offset, skeleton, targets, start, len(chunk))
             except BaseException:
                 self._give(asked.offset)
@@ -271,12 +271,12 @@ class NodeReader:
     ) -> tuple[Asked, SamplesRead] | None:
         """What was asked for before, or is asked for now; waits until it was read. None if it needs
         more room than was thought."""
-        numbers = chunk.astype("<i8").tobytes()
+        indices = chunk.astype("<i8").tobytes()
         with self._lock:
-            asked = self._pending.pop((file.source, numbers), None)
+            asked = self._pending.pop((file.source, indices), None)
         if asked is None:
             offset = self._await_room(file, len(chunk))
-            asked = self._read(file, numbers, serial, offset, len(chunk))
+            asked = self._read(file, indices, serial, offset, len(chunk))
         try:
             message = self._await(asked.answer, f"read {len(chunk)} samples")
         except BaseException:
@@ -319,7 +319,7 @@ class NodeReader:
 
     def _give(self, offset: int) -> None:
         with self._lock:
-            self._slots.give(offset)
+            self._slots.release(offset)
 
     def _give_after(self, asked: Asked) -> None:
         """Gives a slot back once the reader no longer writes to it."""
@@ -338,8 +338,8 @@ class NodeReader:
         """A slot, if there is one now."""
         with self._lock:
             while self._copied and _core.is_past(self._index, self._copied[0][0]):
-                self._slots.give(self._copied.popleft()[1])
-            return self._slots.take(wanted_bytes)
+                self._slots.release(self._copied.popleft()[1])
+            return self._slots.reserve(wanted_bytes)
 
     def _await_room(self, file: NodeFile, count: int) -> int:
         """A slot; what was asked for in advance makes way, the latest first."""
@@ -372,9 +372,9 @@ def _capacity(file: NodeFile, samples: int) -> int:
     return samples * file.sample_bytes + 64 * limits.DATA_LEAVES_MAX // 16
 
 
-def _cut(numbers: Indices, most: int) -> Iterator[Indices]:
-    for start in range(0, len(numbers), most):
-        yield numbers[start : start + most]
+def _cut(indices: Indices, most: int) -> Iterator[Indices]:
+    for start in range(0, len(indices), most):
+        yield indices[start : start + most]
 
 
 # --- the readers of this program's lease -----------
