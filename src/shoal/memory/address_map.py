@@ -6,7 +6,7 @@ import html
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from shoal import _core
+from shoal import _core, plots
 from shoal.units import show_bytes
 
 _PRESENT, _SWAPPED, _REPLICA, _FREE = "#2a7de1", "#e0a030", "#8bbcf0", "#eeeeee"
@@ -176,20 +176,11 @@ def save_picture(path: str | Path) -> Path:
     """
     target = Path(path)
     body = "".join(_strip(member) for member in range(1, members() + 1))
-    legend = "".join(
-        f'<span style="background:{colour}">&nbsp;&nbsp;&nbsp;</span> {text} &nbsp; '
-        for colour, text in (
-            (_PRESENT, "in memory"),
-            (_REPLICA, "copy of another device's"),
-            (_SWAPPED, "swapped out"),
-            (_FREE, "free"),
-        )
-    )
-    target.write_text(
-        '<!doctype html><meta charset="utf-8"><title>Shoal memory</title>'
-        '<body style="font-family:sans-serif;margin:2em"><h1>Memory of the lease</h1>'
-        f"<p>{legend}</p>{body}</body>"
-    )
+    colours = (
+        ("in memory", _PRESENT), ("copy of another device's", _REPLICA),
+        ("swapped out", _SWAPPED), ("free", _FREE),
+    )  # fmt: skip
+    target.write_text(plots.page("Memory of the lease", plots.legend(colours) + body))
     return target
 
 

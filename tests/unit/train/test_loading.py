@@ -128,7 +128,7 @@ def test_large_samples_are_read_and_a_cut_file_is_an_error(tmp_path: Path, kind:
     assert sorted(read(loader)) == list(range(9))
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 5)
-    with pytest.raises(DataError, match=rf"{path.name} ends before .* was cut"):
+    with pytest.raises(DataError, match=rf"{path.name} ends before .* was truncated"):
         read(loader)
 
 
@@ -300,7 +300,7 @@ def test_wrong_data_is_explained(tmp_path: Path) -> None:
     (tmp_path / "x.npy").write_bytes(b"no array")
     (tmp_path / "empty").mkdir()
     for data, text in [
-        (tmp_path / "x.csv", "'.csv' are not read"),
+        (tmp_path / "x.csv", "does not read '.csv' files"),
         (tmp_path / "x.npy", "cannot be read as .npy"),
         (tmp_path / "gone.npy", "does not exist"),
         (tmp_path / "empty", "no images"),

@@ -111,13 +111,13 @@ def test_what_is_more_than_paths_is_not_for_nodes() -> None:
 # --- fingerprints ---
 
 
-def test_a_mark_knows_names_sizes_heads_and_blocks(tmp_path: Path) -> None:
+def test_a_fingerprint_covers_names_sizes_heads_and_blocks(tmp_path: Path) -> None:
     data = bytearray(os.urandom(400_000))
     (tmp_path / "x").write_bytes(data)
     same = fingerprints.fingerprint(tmp_path, [tmp_path / "x"])
     assert same == fingerprints.fingerprint(tmp_path, [tmp_path / "x"])
     (tmp_path / "y").write_bytes(data)
-    assert "others" in str(
+    assert "different bytes" in str(
         fingerprints.difference(same, fingerprints.fingerprint(tmp_path, [tmp_path / "y"]))
     )
     for at in (0, 60_000, len(data) - 1):  # the head, and the last block

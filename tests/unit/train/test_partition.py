@@ -176,7 +176,7 @@ def test_shared_cuts_are_valid_and_shorten_the_step(
         assert (stage.shared > 0) == (stage.shared_micros > 0)
         assert stage.shared_micros < limit.micro_batches
         assert stage.memory_bytes <= devices[stage.device].memory_bytes
-    if not schedules.puts_off(limit.schedule):
+    if not schedules.defers(limit.schedule):
         assert stages == whole
 
 

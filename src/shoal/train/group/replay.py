@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from shoal import _core
-from shoal.train.data import batches
 
 _log = logging.getLogger("shoal.train")
 PAUSE_STEPS_MAX = 256  # without an attempt, after passes that could not be replayed
@@ -76,13 +76,8 @@ class CapturedPass:
             raise CannotReplay(str(error)) from None
 
 
-def _leaves(micro_batches: Sequence[Any]) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for batch in micro_batches:
-        batches.map_leaves(
-            lambda leaf: found.append(leaf) if isinstance(leaf, torch.Tensor) else None, batch
-        )
-    return found
+def _leaves(samples: Sequence[Any]) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(samples) if isinstance(leaf, torch.Tensor)]
 
 
 @contextmanager

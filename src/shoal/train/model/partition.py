@@ -179,7 +179,7 @@ def _share(
     limits: Limits,
 ) -> tuple[Stage, ...]:
     """Shares cuts between neighbours, one after another, as long as that shortens the step."""
-    if not schedules.puts_off(limits.schedule) or limits.micro_batches < 2:
+    if not schedules.defers(limits.schedule) or limits.micro_batches < 2:
         return stages
     best, moved = stages, True
     best_s = step_seconds(units, stages, devices, limits)

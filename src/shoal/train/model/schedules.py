@@ -163,7 +163,7 @@ SCHEDULES = {
 LEANER = {"zero-bubble": "zero-bubble-lean", "zero-bubble-lean": "1f1b"}
 
 
-def puts_off(name: str) -> bool:
+def defers(name: str) -> bool:
     """Whether the schedule of that name computes gradients of weights apart."""
     return name.startswith("zero-bubble")
 

@@ -147,8 +147,9 @@ class Trainer:
         if self._replicas:
             return
         self._replicas[:] = self._builder.build(
-            self.model, self.optimizer, self.groups, self._objective, self.timeline, batch
-        )
+            self.model, self.optimizer, self.groups, self._objective, self.timeline, batch,
+            self.steps,
+        )  # fmt: skip
         if self._shards_optimizer:
             hook = self.optimizer.register_state_dict_pre_hook(lambda _: self._gather_state())
             self._unhook = hook.remove
