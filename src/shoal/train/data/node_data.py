@@ -1,8 +1,8 @@
-"""Data that is read at the nodes of the devices that want it.
+"""Data that the nodes of the devices read.
 
-The program hands out batches that are only indices of samples. Where a group's part of a batch goes
-to a device elsewhere, whose node serves the files, that node's reader reads it; other parts are read
-in the program. The order of samples is the program's, so it does not matter to the result who reads.
+The program hands out batches of sample indices. If a group's sub-batch goes to a remote device whose
+node serves the files, that node's reader reads it. The program reads the others. The program decides
+the order of samples, so the result does not depend on the reader.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from shoal.train.group.errors import DataError
 _log = logging.getLogger("shoal.train")
 
 Where = Literal["auto", "node", "program"]
-THREADS = 2  # that read in the program, for devices of this machine
-KEPT_READS = 32  # parts that are read ahead in the program
+THREADS = 2  # that read in the program, for local devices
+KEPT_READS = 32  # micro-batches that are read ahead in the program
 
 
 def check_where(where: str) -> None:
@@ -41,7 +41,7 @@ def check_where(where: str) -> None:
 
 
 class NodeSource:
-    """Samples behind paths, which nodes may have, too."""
+    """Samples behind paths that nodes may have too."""
 
     def __init__(
         self,
@@ -55,15 +55,15 @@ class NodeSource:
         self._open_leaf = open_leaf
         self._where = where
         self._lock = threading.RLock()
-        self._lease: leases.Lease | None = None  # the one that is looked at below
+        self._lease: leases.Lease | None = None  # the one that the fields below describe
         self._places: dict[torch.device, tuple[NodeReader, NodeFile]] = {}
         weakref.finalize(self, _close_files, self._places).atexit = False
-        self._why_not: dict[str, str] = {}  # by name of the device: why it is read in the program
+        self._why_not: dict[str, str] = {}  # by name of the device: why the program reads for it
         self._fingerprints: list[Fingerprint] | None = None
         self._serial = 0
         self._division: list[tuple[torch.device, list[int]]] = []  # of the last batch, by device
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="shoal-load")
-        self._reads: OrderedDict[bytes, Future[Any]] = OrderedDict()  # in the program, ahead
+        self._reads: OrderedDict[bytes, Future[Any]] = OrderedDict()  # ahead, in the program
 
     # --- as a source -------------------
 
@@ -82,7 +82,7 @@ class NodeSource:
         return [range(a, b) for a, b in zip(starts, stops, strict=True)] if starts else None
 
     def read(self, indices: Indices) -> Any:
-        """The samples in this program's memory."""
+        """Return the samples in this program's memory."""
         if self._program is not None:
             return self._program.read(indices)
         reader, file = self._any_place()
@@ -96,8 +96,8 @@ class NodeSource:
     # --- who reads ---------------------
 
     def at_nodes(self) -> bool:
-        """Whether a device of the present lease has its part read at its node. Readers are started,
-        and what they see is compared with what the program sees, when this is first asked."""
+        """Return whether a node reads for a device of the present lease. The first call starts the
+        readers and compares their files with the program's."""
         lease = leases.current()
         with self._lock:
             if lease is None:
@@ -109,7 +109,7 @@ class NodeSource:
 
     @property
     def places(self) -> dict[str, str]:
-        """Where the part of each device of the lease is read: "node", or "program" and why."""
+        """Who reads for each device of the lease: "node", or "program" and why."""
         self.at_nodes()
         at_node = {reader.name: "node" for reader, _ in self._places.values()}
         return {**{n: f"program: {why}" for n, why in self._why_not.items()}, **at_node}
@@ -117,23 +117,23 @@ class NodeSource:
     def _look(self, lease: leases.Lease) -> None:
         _close_files(self._places)
         self._why_not.clear()
-        elsewhere = [place for place, far in enumerate(lease.by_network) if far]
-        with ThreadPoolExecutor(max(1, len(elsewhere))) as threads:  # they take a while to start
-            opening = {p: threads.submit(self._open_at, lease, p) for p in elsewhere}
-        for place, (granted, device) in enumerate(zip(lease.granted, lease.devices, strict=True)):
+        remote = [index for index, far in enumerate(lease.by_network) if far]
+        with ThreadPoolExecutor(max(1, len(remote))) as threads:  # they take a while to start
+            opening = {i: threads.submit(self._open_at, lease, i) for i in remote}
+        for index, (granted, device) in enumerate(zip(lease.granted, lease.devices, strict=True)):
             name = granted.info.name
-            if place not in opening:
+            if index not in opening:
                 self._why_not[name] = "the device is on this machine"
                 continue
             try:
-                reader, file = opening[place].result()
+                reader, file = opening[index].result()
                 self._compare(reader, file)
                 self._places[device] = reader, file
             except DataError as error:
                 if self._where == "node":
                     self._places.update(
-                        (lease.devices[p], one.result())
-                        for p, one in opening.items()
+                        (lease.devices[i], one.result())
+                        for i, one in opening.items()
                         if one.exception() is None
                     )
                     _close_files(self._places)
@@ -141,16 +141,16 @@ class NodeSource:
                 self._why_not[name] = str(error)
                 _log.info("data for %s is read in the program: %s", name, error)
 
-    def _open_at(self, lease: leases.Lease, place: int) -> tuple[NodeReader, NodeFile]:
-        reader = reader_of(lease, place)
+    def _open_at(self, lease: leases.Lease, index: int) -> tuple[NodeReader, NodeFile]:
+        reader = reader_of(lease, index)
         try:
             return reader, reader.open(self._skeleton, self._paths)
-        except ReaderLostError:  # it may have died long ago, and nobody had a reason to notice
-            reader = reader_of(lease, place)
+        except ReaderLostError:  # it may have died long ago, unnoticed
+            reader = reader_of(lease, index)
             return reader, reader.open(self._skeleton, self._paths)
 
     def _compare(self, reader: NodeReader, file: NodeFile) -> None:
-        """Raises if the node sees other files than all must see."""
+        """Raise if the node's files differ from the reference."""
         for path, here, there in zip(
             self._paths, self._reference(file), file.opened.marks, strict=True
         ):
@@ -163,7 +163,7 @@ class NodeSource:
                 raise DataError(text)
 
     def _reference(self, file: NodeFile) -> list[Fingerprint]:
-        """What all must see: the program's files, or where it has none, the first node's."""
+        """Return the reference: the program's files, or the first node's if it has none."""
         if self._fingerprints is None and self._program is not None:
             self._fingerprints = [
                 node_paths.fingerprint_of(p.path, self._open_leaf(p.path, p.columns))
@@ -184,7 +184,7 @@ class NodeSource:
         return next((place for place in places if place[0].usable), places[0])
 
     def _fall_back(self, device: torch.device, error: ReaderLostError) -> None:
-        """A reader is lost: the program reads for its device, if it may and can."""
+        """Let the program read for a device whose reader is lost, if it may and can."""
         if self._where == "node" or self._program is None:
             raise error
         with self._lock:
@@ -200,7 +200,7 @@ class NodeSource:
         return NodeBatch(self, indices, self._serial)
 
     def expect(self, indices: Indices, ahead: int) -> None:
-        """Has samples read that will be a batch soon (0: the next one), divided as the last one was."""
+        """Read samples of a later batch ahead (0: the next one), split as the last one was."""
         if len(indices) == 0:
             return
         if self.runs is not None:
@@ -218,7 +218,7 @@ class NodeSource:
         self._division = division
 
     def ask(self, indices: Indices, serial: int, device: torch.device) -> None:
-        """Has a part read for a device, as far as there is room; whoever takes it is told of errors."""
+        """Read samples for a device ahead, if there is room; `take` raises the errors."""
         place = self._places.get(device)
         if place is not None:
             with suppress(DataError, DeviceLostError):
@@ -232,7 +232,7 @@ class NodeSource:
                     self._reads.popitem(last=False)[1].cancel()
 
     def take(self, indices: Indices, serial: int, device: torch.device) -> Any:
-        """A part on its device."""
+        """Return samples on their device."""
         place = self._places.get(device)
         if place is not None:
             try:
@@ -240,13 +240,13 @@ class NodeSource:
             except ReaderLostError as error:
                 self._fall_back(device, error)
         if self._program is None and device.type != "cpu":
-            # Neither the program nor the device's node has it: by way of a device that does.
+            # Neither the program nor the device's node has it: read it through a device that does.
             reader, file = self._any_place()
             return batches.to_device(reader.take(file, indices, serial), device)
         return batches.to_device(self.take_here(indices), device)
 
     def take_here(self, indices: Indices) -> Any:
-        """A part in this program's memory; what was read ahead is waited for."""
+        """Return samples in this program's memory; wait if they are being read ahead."""
         with self._lock:
             ahead = self._reads.pop(indices.tobytes(), None)
         return ahead.result() if ahead is not None else self.read(indices)
@@ -259,7 +259,7 @@ def _close_files(places: dict[torch.device, tuple[NodeReader, NodeFile]]) -> Non
 
 
 class NodeBatch(batches.IndexedBatch):
-    """Numbers of samples, which are read where they are wanted.
+    """Sample indices, which are read where the samples are needed.
 
     In a loop without a trainer it unpacks like the batch that it stands for: the program then reads it.
     """
@@ -274,13 +274,13 @@ class NodeBatch(batches.IndexedBatch):
         return len(self._indices)
 
     def split(self, counts: Sequence[int]) -> list[batches.IndexedBatch]:
-        parts: list[batches.IndexedBatch] = []
+        found: list[batches.IndexedBatch] = []
         start = 0
         for count in counts:
             indices = self._indices[start : start + count]
-            parts.append(NodeBatch(self._source, indices, self._serial))
+            found.append(NodeBatch(self._source, indices, self._serial))
             start += count
-        return parts
+        return found
 
     def ask(self, device: torch.device) -> None:
         if len(self) > 0 and self._tensors is None:
@@ -295,7 +295,7 @@ class NodeBatch(batches.IndexedBatch):
         return self._source.take(self._indices, self._serial, device)
 
     def tensors(self) -> Any:
-        """The samples in this program's memory."""
+        """Return the samples in this program's memory."""
         if self._tensors is None:
             self._tensors = self._source.take_here(self._indices)
         return self._tensors
@@ -310,17 +310,16 @@ class NodeBatch(batches.IndexedBatch):
         return self.tensors().keys()
 
 
-def ask(parts: Sequence[Sequence[Any]], devices: Sequence[torch.device]) -> None:
-    """Has the parts of a divided batch read, each for its group's device, before the first of them is
-    waited for."""
+def ask(by_group: Sequence[Sequence[Any]], devices: Sequence[torch.device]) -> None:
+    """Start to read all micro-batches of a batch, each for its group's device."""
     wanted = [
-        (device, [part for part in group if isinstance(part, NodeBatch)])
-        for device, group in zip(devices, parts, strict=True)
+        (device, [batch for batch in group if isinstance(batch, NodeBatch)])
+        for device, group in zip(devices, by_group, strict=True)
     ]
     first = next((group[0] for _, group in wanted if group), None)
     if first is None:
         return
     for device, group in wanted:
-        for part in group:
-            part.ask(device)
-    first.divided([(device, [len(part) for part in group]) for device, group in wanted])
+        for batch in group:
+            batch.ask(device)
+    first.divided([(device, [len(batch) for batch in group]) for device, group in wanted])

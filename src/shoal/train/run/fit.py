@@ -216,7 +216,7 @@ class _Fit:
         return self._after_epoch(mean)
 
     def _batches(self) -> Iterator[tuple[Any, dict[str, int]]]:
-        """Yield batches that are sent ahead to the devices, each with the loader's position after it."""
+        """Yield batches on their way to the devices, each with the loader's position after it."""
 
         def read() -> Iterator[tuple[Any, dict[str, int]]]:
             for batch in self.loader:

@@ -160,9 +160,9 @@ def _timeline_plot(spans: Sequence[Span]) -> str:
     height = ROW * len(tracks) + 36
     body = []
     for row, track in enumerate(tracks):
-        size = WIDTH - TRACK_LEFT - 10, ROW - 6
+        whole = WIDTH - TRACK_LEFT - 10, ROW - 6
         body.append(plots.text(0, row * ROW + 14, track[:24]))
-        body.append(plots.rect((TRACK_LEFT, row * ROW + 3), size, COLOURS["idle"]))
+        body.append(plots.rect((TRACK_LEFT, row * ROW + 3), whole, COLOURS["idle"]))
     for span in spans:
         corner = TRACK_LEFT + (span.start_s - start) * scale, tracks.index(span.track) * ROW + 3
         size = max(0.4, span.seconds * scale), ROW - 6
