@@ -167,7 +167,7 @@ class Run(Tracer):
         return self.devices[self.stage]
 
     def seen(self, device: torch.device) -> torch.device:
-        """Return a tensor's device as the model's code sees it; hooks of a backward pass see the real one."""
+        """Return a tensor's device as the model's code sees it. Hooks of autograd see the real one."""
         return self.device if device in self.devices and not self._again else device
 
     def forward(self, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
