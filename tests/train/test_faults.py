@@ -104,6 +104,7 @@ def test_a_lost_worker_is_named(
     assert raised.value.step is not None
     assert raised.value.step >= 2
     assert f"cpu/{victim}" in str(raised.value)
+    assert raised.value.device == f"cpu/{victim}"
     if which == signal.SIGSTOP:  # of one that was killed the error may come first
         told = "\n".join(r.getMessage() for r in caplog.records if r.name == "shoal.train")
         assert re.search(rf"group {group} \(cpu/{victim} .*, step \d+: the worker is stopped", told)

@@ -222,6 +222,9 @@ def test_an_error_in_a_replayed_pass_names_its_group_and_line(lease: shoal.Lease
                 trainer.step(bad)
             assert caught.value.group == 1
             assert "called at" in str(caught.value)
+            assert caught.value.device == groups[1].members[0].name
+            assert (caught.value.operator or "").startswith("aten::")
+            assert ".py:" in (caught.value.line or "")
             before = trainer.step(good).loss
             assert trainer.step(good).loss < before
 

@@ -1,4 +1,4 @@
-"""The address space of the lease, to look at: which segment is where, what is swapped out."""
+"""Shows the address space of the lease: which segment is on which device, or swapped out."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Bytes that were moved, by cause, since the lease began; and what the devices waited for it."""
+    """Bytes moved since the lease began, by cause, and the time that devices waited for them."""
 
     peer_bytes: int  # from device to device
     peer_ahead_bytes: int  # of those, from other machines, that were there before they were used
@@ -54,22 +54,22 @@ class Counters:
 
     @property
     def swapped_bytes(self) -> int:
-        """Between devices and swap space, in both directions."""
+        """Bytes between devices and swap space, in both directions."""
         return self.swapped_in_bytes + self.swapped_out_bytes
 
     @property
     def host_bytes(self) -> int:
-        """Of these, from and to host memory."""
+        """Those from and to host memory."""
         return self.swapped_bytes - self.disk_bytes
 
     def __sub__(self, earlier: Counters) -> Counters:
-        """What was moved since `earlier`."""
+        """Return the bytes moved since `earlier`."""
         pairs = zip(astuple(self), astuple(earlier), strict=True)
         return Counters(*(after - before for after, before in pairs))
 
 
 def map() -> list[Segment]:
-    """All live segments of this program, in the order of their addresses.
+    """Return all live segments of this program, by address.
 
     >>> for segment in shoal.memory.map():
     ...     print(hex(segment.address), segment.bytes, segment.home, segment.state)
@@ -110,13 +110,13 @@ def _segment(
 
 
 def members() -> int:
-    """How many devices the lease has."""
+    """Return the number of devices of the lease."""
     count = _core.device_count()
     return 1 if count == 1 else max(0, count - 1)
 
 
 def counters() -> Counters:
-    """What the lease's devices moved so far; waits for them."""
+    """Wait for the lease's devices and return the bytes that they moved."""
     stats = [_core.worker_stats(i + 1) for i in range(members())]
 
     def total(name: str) -> int:
@@ -135,7 +135,7 @@ def counters() -> Counters:
 
 
 def _rows() -> list[tuple[str, int, int, int, int]]:
-    """(name, memory, own, replicas, swapped) of each member device, bytes."""
+    """Return (name, memory, own, replicas, swapped) of each device, in bytes."""
     segments = map()
     rows = []
     for member in range(1, members() + 1):
@@ -152,7 +152,7 @@ def _rows() -> list[tuple[str, int, int, int, int]]:
 
 
 def picture(width: int = 60) -> str:
-    """The devices' memory as text: `█` its own segments, `▒` copies of others', `·` free.
+    """Draw the devices' memory as text: `█` own segments, `▒` copies of others', `·` free.
 
     >>> print(shoal.memory.picture())
     """
@@ -170,7 +170,7 @@ def picture(width: int = 60) -> str:
 
 
 def save_picture(path: str | Path) -> Path:
-    """The address space as an HTML page: one line per device, one block per segment.
+    """Write the address space as an HTML page: one line per device, one block per segment.
 
     >>> shoal.memory.save_picture("memory.html")
     """

@@ -1,4 +1,4 @@
-"""A recorded trace on a device of any size, offline: what a pager has to move at least.
+"""Replays a recorded trace on a device of any size: the fewest bytes that a pager must move.
 
 Pure: no device, no clock. The optimal pager knows the future and evicts what is used furthest ahead
 (Belady's rule); `lru` evicts what was used least recently. Both move whole segments, on demand, and
@@ -137,7 +137,7 @@ class _Pager:
 def replay(
     trace: Trace | Iterable[Event], capacity_bytes: int, policy: str = "optimal"
 ) -> Replayed:
-    """Runs a trace on a device with `capacity_bytes`.
+    """Replay a trace on a device with `capacity_bytes`.
 
     Args:
         policy: "optimal" or "lru".

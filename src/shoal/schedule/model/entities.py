@@ -1,4 +1,4 @@
-"""The words of the scheduler: kinds of device, a pool of them, and tasks.
+"""The scheduler's values: kinds of devices, pools and tasks.
 
 Everything here is a plain value. Times are seconds (`_s`), memory is bytes (`_bytes`), work is
 counted in training steps.
@@ -21,7 +21,7 @@ _COUNT = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A number of devices that are alike.
+    """A number of equal devices.
 
     `memory_bytes` 0 means unknown: then only the throughput table says what fits together.
     """
@@ -59,7 +59,7 @@ class Pool:
         for part in text.split(","):
             fields = part.strip().split(":")
             if len(fields) not in (2, 3) or not fields[0] or not _COUNT.fullmatch(fields[1]):
-                raise ValueError(f"{part!r} is no `kind:count[:memory]`, as in v100:8:16GiB")
+                raise ValueError(f"{part!r} is not `kind:count[:memory]`, as in v100:8:16GiB")
             memory_bytes = parse_bytes(fields[2]) if len(fields) == 3 else 0
             kinds.append(Kind(fields[0], int(fields[1]), memory_bytes))
         names = [kind.name for kind in kinds]
@@ -93,7 +93,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Tasks, and where each was written, so that an error can name its line."""
+    """Tasks and their positions in the file, so that an error can name the line."""
 
     tasks: list[Task]
     file: str

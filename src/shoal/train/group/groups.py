@@ -31,7 +31,7 @@ class WorkerGroup:
     def __init__(self, index: int, members: Sequence[Member]) -> None:
         self.index = index
         self.members = tuple(members)
-        self.lost: str | None = None  # why, once one of its devices is gone
+        self.lost: DeviceLostError | None = None  # set once one of its devices is gone
         self.silent: set[Member] = set()  # remote devices without a recent heartbeat
         self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"shoal-group-{index}", daemon=True)
@@ -118,7 +118,7 @@ class WorkerGroups:
         self.automatic = layout is None
         self._pool = pool
         self._groups: list[WorkerGroup] = []
-        self._listeners: list[Callable[[WorkerGroup, str], None]] = []
+        self._listeners: list[Callable[[WorkerGroup, DeviceLostError], None]] = []
         self._step: Callable[[], int | None] = _no_step  # of the trainer on these groups
         self._closed = False
         self._watch: train_devices.Watch | None = None
@@ -170,9 +170,11 @@ class WorkerGroups:
         return results
 
     def on_trouble(
-        self, listener: Callable[[WorkerGroup, str], None], step: Callable[[], int | None]
+        self,
+        listener: Callable[[WorkerGroup, DeviceLostError], None],
+        step: Callable[[], int | None],
     ) -> Callable[[], None]:
-        """Call `listener(group, why)` when a device is gone. `step()` gives the step for warnings.
+        """Call `listener(group, error)` when a device is gone. `step()` gives the step for warnings.
         Return a function that ends this."""
         self._listeners.append(listener)
         self._step = step
@@ -190,9 +192,9 @@ class WorkerGroups:
         _log.warning("shoal: %s: %s", self._name(group, member), why)
         train_devices.give_up(member.device)
         if group.lost is None:
-            group.lost = why
+            group.lost = DeviceLostError(why, member.name)
             for listener in list(self._listeners):
-                listener(group, why)
+                listener(group, group.lost)
 
     def _on_silent(self, member: Member, seconds: float | None) -> None:
         """Name a remote device that has fallen silent, before it is known to be lost."""

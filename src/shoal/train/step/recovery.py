@@ -114,7 +114,7 @@ class Recovery:
             gone = [g for g in groups if any(devices.is_lost(d) for d in g.devices)]
         if not gone:
             return failed
-        gone[0].lost = gone[0].lost or str(cause)
+        gone[0].lost = gone[0].lost or cause
         return gone[0]
 
     # --- a step that counts ---
@@ -139,7 +139,9 @@ class Recovery:
         while not future.done():
             gone = [r.group.lost for r in self._replicas if r.group.lost is not None]
             if gone and (replica.group.lost is not None or self._on_lost == "stop"):
-                raise DeviceLostError(gone[0])  # known before the device's own timeout
+                raise DeviceLostError(
+                    str(gone[0]), gone[0].device
+                )  # known before the device's own timeout
             if time.monotonic() > until:
                 raise TrainError(f"waited {self._timeout_s:g} s for the update of {replica.group}")
             wait([future], POLL_S)

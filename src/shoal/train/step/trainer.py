@@ -170,8 +170,8 @@ class Trainer:
 
     # --- lost groups ---
 
-    def _on_trouble(self, group: WorkerGroup, why: str) -> None:
-        self._steps.events.fail(group.index, DeviceLostError(why))
+    def _on_trouble(self, group: WorkerGroup, error: DeviceLostError) -> None:
+        self._steps.events.fail(group.index, error)
 
     @property
     def lost(self) -> list[GroupLostError]:

@@ -156,7 +156,7 @@ class TrainingSteps:
         self.events = events
         for replica in self._replicas:
             if replica.group.lost is not None:
-                raise replica.group.error(DeviceLostError(replica.group.lost), self.done)
+                raise replica.group.error(replica.group.lost, self.done)
         exchange.begin(events, self.done, [i for i, n in enumerate(ready.counts) if n > 0])
         scale = self._scale.value if self._scale is not None else 1.0
         contexts = [
