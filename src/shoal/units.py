@@ -37,4 +37,4 @@ def show_bytes(size_bytes: float) -> str:
         if size_bytes < 1024:
             return f"{size_bytes:.4g} {unit}"
         size_bytes /= 1024
-    return f"{size_bytes:.4g} TiB"
+    return f"{size_bytes:.4g} TiB" if size_bytes < 1000 else f"{size_bytes:.0f} TiB"
