@@ -102,24 +102,15 @@ void throwDeviceLost(const std::string& text, const std::string& device) {
 
 py::object typeOf(wire::ErrorKind kind) {
   using wire::ErrorKind;
-  switch (kind) {
-    case ErrorKind::kIndex:
-      return py::reinterpret_borrow<py::object>(PyExc_IndexError);
-    case ErrorKind::kValue:
-      return py::reinterpret_borrow<py::object>(PyExc_ValueError);
-    case ErrorKind::kType:
-      return py::reinterpret_borrow<py::object>(PyExc_TypeError);
-    case ErrorKind::kNotImplemented:
-      return py::reinterpret_borrow<py::object>(PyExc_NotImplementedError);
-    case ErrorKind::kOutOfMemory:
-      return py::module_::import("torch").attr("OutOfMemoryError");
-    case ErrorKind::kLinAlg:
-      return py::module_::import("torch").attr("linalg").attr("LinAlgError");
-    case ErrorKind::kPeerLost:
-      return py::reinterpret_borrow<py::object>(g_errors.peer_lost);
-    default:
-      return py::reinterpret_borrow<py::object>(PyExc_RuntimeError);
-  }
+  if (kind == ErrorKind::kPeerLost) return py::reinterpret_borrow<py::object>(g_errors.peer_lost);
+  if (kind == ErrorKind::kOutOfMemory) return py::module_::import("torch").attr("OutOfMemoryError");
+  if (kind == ErrorKind::kLinAlg) return py::module_::import("torch.linalg").attr("LinAlgError");
+  PyObject* type = kind == ErrorKind::kIndex            ? PyExc_IndexError
+                   : kind == ErrorKind::kValue          ? PyExc_ValueError
+                   : kind == ErrorKind::kType           ? PyExc_TypeError
+                   : kind == ErrorKind::kNotImplemented ? PyExc_NotImplementedError
+                                                        : PyExc_RuntimeError;
+  return py::reinterpret_borrow<py::object>(type);
 }
 
 // Throws an exception of the type that local torch raises, with the data as attributes.

@@ -33,14 +33,11 @@ class Watched:
 
     def __str__(self) -> str:
         moved = self.moved
-        swapped, inward, outward, host, disk, peer, optimal, clairvoyant = map(
-            show_bytes,
-            (
-                moved.swapped_bytes, moved.swapped_in_bytes, moved.swapped_out_bytes,
-                moved.host_bytes, moved.disk_bytes, moved.peer_bytes,
-                self.optimal_bytes, self.clairvoyant_bytes,
-            ),
-        )  # fmt: skip
+        swapped, inward, outward = map(
+            show_bytes, (moved.swapped_bytes, moved.swapped_in_bytes, moved.swapped_out_bytes)
+        )
+        host, disk, peer = map(show_bytes, (moved.host_bytes, moved.disk_bytes, moved.peer_bytes))
+        optimal, clairvoyant = map(show_bytes, (self.optimal_bytes, self.clairvoyant_bytes))
         return (
             f"you moved {swapped} between devices and swap space (in {inward}, out {outward}; host "
             f"memory {host}, disk {disk}), and {peer} from device to device; devices waited "

@@ -129,25 +129,14 @@ def _refine(
     while moved:
         moved = False
         for cut, by in itertools.product(range(1, len(best)), (-2, -1, 1, 2)):
-            tried = _moved(units, best, cut, by, devices, limits)
+            moved_cut = Cut(best[cut].start + by)
+            tried = _with_cut(units, best, cut, moved_cut, devices, limits)
             if tried is None:
                 continue
             seconds = step_seconds(units, tried, devices, limits)
             if seconds < best_s * (1 - 1e-9):
                 best, best_s, moved = tried, seconds, True
     return best
-
-
-def _moved(
-    units: Sequence[Unit],
-    stages: tuple[Stage, ...],
-    cut: int,
-    by: int,
-    devices: Sequence[StageDevice],
-    limits: Limits,
-) -> tuple[Stage, ...] | None:
-    """Move the start of stage `cut`. Return None if a stage is then empty or too large."""
-    return _with_cut(units, stages, cut, Cut(stages[cut].start + by), devices, limits)
 
 
 def _with_cut(
