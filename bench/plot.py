@@ -1,7 +1,6 @@
 """A page that stands alone: one SVG per group, ratios on a logarithmic axis.
 
-Colours are those of Okabe and Ito, which colour-blind people can tell apart; met and missed targets
-differ in shape as well.
+Met and missed targets differ in colour and in shape.
 """
 
 from __future__ import annotations
@@ -11,20 +10,11 @@ from html import escape
 from itertools import groupby
 
 from bench.figures import Figure, Run, number
+from shoal import plots
+from shoal.plots import BLUE, GREY, ORANGE, VERMILION
 
-BLUE, VERMILION, GREY, ORANGE = "#0072B2", "#D55E00", "#666666", "#E69F00"
 WIDTH, LABELS, ROW, TOP, BOTTOM = 900, 300, 24, 26, 34
 RIGHT = 80  # room for the numbers
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 920px; margin: 2rem auto; color: #222;
-       background: #fff; padding: 0 1rem }
-svg { width: 100%; height: auto; font: 13px system-ui, sans-serif }
-.key span { margin-right: 1.5em; white-space: nowrap }
-@media (prefers-color-scheme: dark) {
-  body { background: #181818; color: #ddd }
-  svg text { fill: #ddd }
-}
-"""
 
 
 class Axis:
@@ -59,45 +49,35 @@ def marker(figure: Figure, x: float, y: float) -> str:
 def row(figure: Figure, axis: Axis, y: float) -> str:
     x = axis.at(figure.ratio.median)
     q1, q3 = axis.at(figure.ratio.q1), axis.at(figure.ratio.q3)
-    parts = [
-        f'<text x="{LABELS - 12}" y="{y + 4.5}" text-anchor="end">{escape(figure.name)}</text>',
-        f'<line x1="{q1:.1f}" x2="{q3:.1f}" y1="{y}" y2="{y}" stroke="{GREY}" stroke-width="2"/>',
+    shapes = [
+        plots.text(LABELS - 12, y + 4.5, figure.name, "end"),
+        plots.line((q1, y), (q3, y), width=2),
     ]
     if figure.target is not None:
         at = axis.at(figure.target)
-        parts.append(
-            f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{y - 9}" y2="{y + 9}" stroke="{ORANGE}" '
-            'stroke-width="3"/>'
-        )
-    parts.append(marker(figure, round(x, 1), y))
+        shapes.append(plots.line((at, y - 9), (at, y + 9), ORANGE, 3))
+    shapes.append(marker(figure, round(x, 1), y))
     ratio = number(figure.ratio.median)
-    parts.append(f'<text x="{WIDTH - 8}" y="{y + 4.5}" text-anchor="end">{ratio}</text>')
+    shapes.append(plots.text(WIDTH - 8, y + 4.5, ratio, "end"))
     title = f"{figure.name}: {ratio} ({figure.what}). {figure.note}"
-    return f"<g><title>{escape(title)}</title>{''.join(parts)}</g>"
+    return f"<g><title>{escape(title)}</title>{''.join(shapes)}</g>"
 
 
 def chart(figures: list[Figure]) -> str:
     axis = Axis(figures)
     height = TOP + ROW * len(figures) + BOTTOM
     bottom = TOP + ROW * len(figures)
-    parts = []
+    body = []
     for tick in axis.ticks():
         x = axis.at(tick)
-        weight = 1.5 if tick == 1 else 0.5
-        parts.append(
-            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 8}" y2="{bottom}" stroke="{GREY}" '
-            f'stroke-width="{weight}"/>'
-            f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{tick:g}</text>'
-        )
-    parts += [row(f, axis, TOP + ROW * (i + 0.5)) for i, f in enumerate(figures)]
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'aria-label="{escape(figures[0].what)}">{"".join(parts)}</svg>'
-    )
+        body.append(plots.line((x, TOP - 8), (x, bottom), width=1.5 if tick == 1 else 0.5))
+        body.append(plots.text(x, bottom + 18, f"{tick:g}", "middle"))
+    body += [row(f, axis, TOP + ROW * (i + 0.5)) for i, f in enumerate(figures)]
+    return plots.svg(WIDTH, height, body, figures[0].what)
 
 
 def page(run: Run, titles: dict[str, str], machine: str) -> str:
-    """The whole page; it loads nothing from anywhere."""
+    """Return the whole page; it loads nothing from anywhere."""
     sections = []
     for group, found in groupby(run.figures, key=lambda figure: figure.group):
         figures = list(found)
@@ -118,11 +98,9 @@ def page(run: Run, titles: dict[str, str], machine: str) -> str:
         f'<span style="color:{ORANGE}">▎ target</span>'
         "<span>grey line: from the first to the third quartile</span></p>"
     )
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width">'
-        f"<title>Shoal: speed of the device</title><style>{STYLE}</style>"
-        f"<h1>Speed of the device</h1><p>{escape(machine)}</p>{key}{''.join(sections)}"
+    return plots.page(
+        "Shoal: speed of the device",
+        f"<p>{escape(machine)}</p>{key}{''.join(sections)}"
         f"<h2>Peers that were not measured</h2><ul>{missing or '<li>none</li>'}</ul>"
-        f"<h2>Checks</h2><ul>{checks}</ul></html>\n"
+        f"<h2>Checks</h2><ul>{checks}</ul>",
     )

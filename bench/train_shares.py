@@ -70,7 +70,7 @@ def replayed(
     warm: set[tuple[int, int]] = set()
     steps = []
     for step in times:
-        counts = divider.shares(sum(division))
+        counts = divider.split(sum(division))
         parts = [
             seconds * (FIXED + (1 - FIXED) * n / before)
             + (warm_up_s if (device, n) not in warm else 0.0)

@@ -55,9 +55,16 @@ struct NamedError : torch::PyTorchError {
 // What the pool says of a device that was lost; waits a moment for it.
 PyObject* g_explain_loss = nullptr;
 
+// Torch makes an exception from a type and one string, so the device's name follows the text behind
+// a separator. shoal.DeviceLostError takes them apart.
+std::string withDevice(const std::string& text, const std::string& device) {
+  return text + '\x1f' + device;
+}
+
 struct LostError final : NamedError {
   explicit LostError(client::LostDevice device)
-      : NamedError(device.text(device.reason), g_errors.device_lost), lost(std::move(device)) {}
+      : NamedError(withDevice(device.text(device.reason), device.name), g_errors.device_lost),
+        lost(std::move(device)) {}
 
   // Torch, and we below, ask for the text where the error becomes Python's: with the GIL, and
   // without any lock of ours. Whoever asks elsewhere gets what this program saw by itself.
@@ -74,7 +81,7 @@ struct LostError final : NamedError {
     try {
       const py::object why = py::handle(g_explain_loss)(lost.session, lost.member,
                                                         static_cast<int>(lost.seen), lost.reason);
-      std::string found = lost.text(why.cast<std::string>());
+      std::string found = withDevice(lost.text(why.cast<std::string>()), lost.name);
       if (!explained) text = std::move(found);  // another thread may have had the GIL meanwhile
       explained = true;
     } catch (py::error_already_set& error) {
@@ -94,9 +101,42 @@ void throwLost(const client::LostDevice& lost) {
   if (g_errors.device_lost != nullptr) throw LostError(lost);
 }
 
-void throwDeviceLost(const std::string& text, client::Lost lost) {
-  PyObject* type = lost == client::Lost::kPeer ? g_errors.peer_lost : g_errors.device_lost;
-  if (type != nullptr) throw NamedError(text, type);
+void throwDeviceLost(const std::string& text, const std::string& device) {
+  if (g_errors.device_lost != nullptr)
+    throw NamedError(withDevice(text, device), g_errors.device_lost);
+}
+
+py::object typeOf(wire::ErrorKind kind) {
+  using wire::ErrorKind;
+  if (kind == ErrorKind::kPeerLost) return py::reinterpret_borrow<py::object>(g_errors.peer_lost);
+  if (kind == ErrorKind::kOutOfMemory) return py::module_::import("torch").attr("OutOfMemoryError");
+  if (kind == ErrorKind::kLinAlg) return py::module_::import("torch.linalg").attr("LinAlgError");
+  PyObject* type = kind == ErrorKind::kIndex            ? PyExc_IndexError
+                   : kind == ErrorKind::kValue          ? PyExc_ValueError
+                   : kind == ErrorKind::kType           ? PyExc_TypeError
+                   : kind == ErrorKind::kNotImplemented ? PyExc_NotImplementedError
+                                                        : PyExc_RuntimeError;
+  return py::reinterpret_borrow<py::object>(type);
+}
+
+// Throws an exception of the type that local torch raises, with the data as attributes.
+void throwOperatorError(wire::ErrorKind kind, const std::string& text,
+                        const client::ErrorData& data) {
+  if (g_errors.peer_lost == nullptr || Py_IsInitialized() == 0) return;
+  const py::gil_scoped_acquire gil;
+  const py::object type = typeOf(kind);
+  const py::object error = type(text);
+  const auto set = [&error](const char* name, const std::string& value) {
+    error.attr(name) = value.empty() ? py::object(py::none()) : py::object(py::str(value));
+  };
+  set("device", data.device);
+  set("operator", data.operator_name);
+  set("line", data.line);
+  if (kind == wire::ErrorKind::kPeerLost) set("peer", data.peer);
+  PyErr_SetObject(type.ptr(), error.ptr());
+  python_error raised;
+  raised.persist();
+  throw raised;
 }
 
 void throwShareError(const std::string& text, bool revoked) {
@@ -120,8 +160,8 @@ void bindClient(py::module_& m) {
     g_errors = {device_lost.release().ptr(), peer_lost.release().ptr(), share.release().ptr(),
                 share_revoked.release().ptr()};
     setInternalDirectories(std::move(internal));
-    client::lineHooks() = {&currentPythonLine, &describePythonLine, &throwDeviceLost,
-                           &throwShareError, &throwLost};
+    client::lineHooks() = {&currentPythonLine, &describePythonLine, &throwOperatorError,
+                           &throwDeviceLost,   &throwShareError,    &throwLost};
     client::signalHooks() = {&interruptsSeen, &checkSignals};
     client::registerHooks();
     // Exceptions that leave our own functions; torch translates those that leave its own.
@@ -130,6 +170,8 @@ void bindClient(py::module_& m) {
         if (error) std::rethrow_exception(error);
       } catch (torch::PyTorchError& known) {
         PyErr_SetString(known.python_type(), known.what());
+      } catch (python_error& known) {
+        known.restore();
       }
     });
   });

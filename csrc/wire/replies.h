@@ -29,7 +29,8 @@ struct ErrorReply {
   // The message in which the failure showed; 0: in the request itself, which concerns nobody else.
   uint64_t shown_in = 0;
   uint64_t text_bytes = 0, name_bytes = 0;
-  std::string_view both;  // the text and the operator's name
+  // The text, and the operator's name; with kPeerLost, the lost device's name.
+  std::string_view both;
 
   void layout(auto& codec) {
     eachWord(codec, "sequence", sequence, "shown_in", shown_in);

@@ -1,4 +1,8 @@
-"""Every error that Shoal raises by itself. Operators raise what local torch raises."""
+"""Every error that Shoal raises by itself.
+
+An operator that fails on a device raises the type that local torch raises. The exception then has the
+attributes `device` (its name), `operator` and `line` ("train.py:12 in step"); None where unknown.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +14,43 @@ class ShoalError(RuntimeError):
 class DeviceLostError(ShoalError):
     """A device of the lease is gone, and the tensors on it with it.
 
+    `device` is its name; `operator` and `line` say what the program did, where that is known.
+
     >>> try:
     ...     loss.backward()
-    ... except shoal.DeviceLostError:
+    ... except shoal.DeviceLostError as error:
+    ...     print(error.device)
     ...     lease = shoal.connect()      # a new lease in the same program
     """
 
+    operator: str | None = None
+    line: str | None = None
+
+    def __init__(self, text: str = "", device: str | None = None) -> None:
+        # The core can pass one string only: the text, a separator and the name of the device.
+        text, _, name = text.partition("\x1f")
+        super().__init__(text)
+        self.device = device or name or None
+
 
 class PeerLostError(DeviceLostError):
-    """This value was to come from another device of the lease, and that one is gone.
+    """A value should come from another device of the lease, and that device is gone.
 
-    The device that raises it is well, and so are all other tensors on it.
+    `peer` is the name of the lost device. `device`, which raises the error, and all other tensors on it
+    are intact.
     """
+
+    peer: str | None = None
 
 
 class ShareError(ShoalError):
-    """Memory was shared, opened or used in a way that is not possible; the text says why."""
+    """Memory cannot be shared, opened or used in this way; the text says why."""
 
 
 class ShareRevokedError(ShareError):
-    """A tensor from `shoal.open` was used after its owner ended or took it back.
+    """A tensor from `shoal.open` was used after its owner ended or revoked it.
 
-    The program and its other tensors are well.
+    The program and its other tensors are intact.
 
     >>> try:
     ...     y = x + table            # table = shoal.open(handle)
@@ -41,7 +60,7 @@ class ShareRevokedError(ShareError):
 
 
 class ProtocolError(ShoalError):
-    """Bytes came that are no message, or a message that does not belong there."""
+    """The received bytes are not a message, or the message is not allowed here."""
 
 
 class LeaseError(ShoalError):
@@ -49,11 +68,11 @@ class LeaseError(ShoalError):
 
 
 class PoolError(ShoalError):
-    """A pool was asked for something that it does not do, or cannot be reached; the text says why."""
+    """The pool refused a request or cannot be reached; the text says why."""
 
 
 class DeviceSpecError(ShoalError, ValueError):
-    """A device was declared in a way that Shoal does not understand."""
+    """The declaration of a device is not valid."""
 
 
 class PoolStartError(PoolError):
@@ -61,7 +80,7 @@ class PoolStartError(PoolError):
 
 
 def describe(error: BaseException) -> str:
-    """One line for an error of any kind: what it says, or its name where that says little.
+    """Describe an error of any kind in one line: its text, or its type where the text says little.
 
     >>> describe(PermissionError(13, "Permission denied", "/usr/x"))
     '/usr/x: Permission denied'

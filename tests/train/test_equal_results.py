@@ -138,10 +138,10 @@ def test_a_trainer_can_be_closed_twice() -> None:
     assert next(model.parameters()).device.type == "cpu"
 
 
-def test_state_that_must_survive_a_loss_is_not_divided() -> None:
+def test_state_that_must_survive_a_loss_is_not_sharded() -> None:
     model = made("gpt")
     with shoal.train.worker_groups(2) as groups:
-        with pytest.raises(ValueError, match="needs it in every group"):
+        with pytest.raises(ValueError, match="needs all of it in every group"):
             shoal.train.Trainer(
                 model, None, adamw(model), groups, on_lost="continue", divide_update=True
             )

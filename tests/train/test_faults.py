@@ -104,6 +104,7 @@ def test_a_lost_worker_is_named(
     assert raised.value.step is not None
     assert raised.value.step >= 2
     assert f"cpu/{victim}" in str(raised.value)
+    assert raised.value.device == f"cpu/{victim}"
     if which == signal.SIGSTOP:  # of one that was killed the error may come first
         told = "\n".join(r.getMessage() for r in caplog.records if r.name == "shoal.train")
         assert re.search(rf"group {group} \(cpu/{victim} .*, step \d+: the worker is stopped", told)
@@ -242,8 +243,12 @@ class TestWithoutLoss:
 
         with shoal.train.worker_groups(1, devices) as groups:
             with shoal.train.Trainer(model, loss, sgd(model), groups) as trainer:
-                with pytest.raises((shoal.train.GroupError, KeyError), match="oops"):
+                trainer.steps = 7
+                with pytest.raises(shoal.train.GroupError, match="oops") as raised:
                     trainer.step(models.tokens(0, SAMPLES))
+                assert (raised.value.group, raised.value.step) == (0, 7)
+                assert raised.value.devices == tuple(str(m) for m in groups[0].members)
+                assert isinstance(raised.value.__cause__, KeyError)
 
     def test_what_cannot_be_cut_says_where_it_could_be(self) -> None:
         model = nn.Sequential(nn.Linear(2, 2))

@@ -139,4 +139,4 @@ def test_a_host_that_falls_silent_is_named(cluster: Cluster) -> None:
     assert found["told"]
     text = found["told"][0]
     assert f"group 1 ({device}), step " in text
-    assert "nothing heard for" in text
+    assert "no heartbeat for" in text

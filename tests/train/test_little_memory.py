@@ -1,4 +1,4 @@
-"""Groups whose memory does not hold their part: it is computed in pieces, with the same result."""
+"""Groups whose memory does not hold their sub-batch: micro-batches give the same result."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def one_device(model: nn.Module, data: list[tuple[torch.Tensor, torch.Tensor]]) 
 
 
 @pytest.mark.parametrize("small", [SWAPS, FULL], ids=["swaps", "full"])
-def test_a_part_that_memory_does_not_hold_is_computed_in_pieces(
+def test_a_sub_batch_that_memory_does_not_hold_is_computed_in_micro_batches(
     small: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, data = model_and_batches()
@@ -55,12 +55,12 @@ def test_a_part_that_memory_does_not_hold_is_computed_in_pieces(
     ):
         losses = [trainer.step(batch).loss for batch in data]
     assert losses == pytest.approx(expected, rel=1e-5)
-    said = [r.getMessage() for r in caplog.records if "pieces" in r.getMessage()]
+    said = [r.getMessage() for r in caplog.records if "micro-batches" in r.getMessage()]
     assert said
     assert all("group 1 (cpu/1 (shoal:2))" in text for text in said)
 
 
-def test_a_validation_batch_that_memory_does_not_hold_is_computed_in_pieces() -> None:
+def test_a_validation_batch_that_memory_does_not_hold_is_computed_in_micro_batches() -> None:
     model, _ = model_and_batches()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x, y = torch.randn(4096, 8), torch.randint(4, (4096,))  # 8 MiB after the first layer

@@ -158,7 +158,7 @@ def test_a_file_that_differs_at_a_node_is_not_read_there(cluster: tuple[Cluster,
     found = at_desk(cluster, DIFFERENT)
     assert found["places"]["near"] == "node"
     assert (
-        "is not the same file at the node of far: as many bytes, but others"
+        "is not the same file at the node of far: the same size, but different bytes"
         in (found["places"]["far"])
     )
     assert any("not the same file" in text for text in found["told"])

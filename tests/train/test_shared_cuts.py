@@ -28,7 +28,7 @@ STEPS, SAMPLES = 4, 24
 
 
 class Block(nn.Module):
-    """Layers of all kinds whose gradients are put off, and some whose are not."""
+    """Layers of all kinds whose gradients are deferred, and some whose are not."""
 
     def __init__(self) -> None:
         super().__init__()

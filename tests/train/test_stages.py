@@ -310,7 +310,7 @@ def test_what_would_be_computed_wrong_is_refused() -> None:
 
 
 class Frozen(nn.Module):
-    """Layers of all kinds whose weights' gradients are put off, and some that may not be."""
+    """Layers of all kinds whose weights' gradients are deferred, and some that may not be."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -9,34 +9,18 @@ LineHooks& lineHooks() {
   return hooks;
 }
 
-void raiseError(wire::ErrorKind kind, const std::string& text) {
+void raiseError(wire::ErrorKind kind, const std::string& text, const ErrorData& data) {
   using wire::ErrorKind;
-  switch (kind) {
-    case ErrorKind::kIndex:
-      TORCH_CHECK_INDEX(false, text);
-    case ErrorKind::kValue:
-      TORCH_CHECK_VALUE(false, text);
-    case ErrorKind::kType:
-      TORCH_CHECK_TYPE(false, text);
-    case ErrorKind::kNotImplemented:
-      TORCH_CHECK_NOT_IMPLEMENTED(false, text);
-    case ErrorKind::kOutOfMemory:
-      TORCH_CHECK_WITH(OutOfMemoryError, false, text);
-    case ErrorKind::kLinAlg:
-      TORCH_CHECK_LINALG(false, text);
-    case ErrorKind::kPeerLost:
-      raiseDeviceLost(text, Lost::kPeer);
-    case ErrorKind::kShareRefused:
-    case ErrorKind::kShareRevoked:
-      raiseShareError(text, kind == ErrorKind::kShareRevoked);
-    default:
-      TORCH_CHECK(false, text);
+  if (kind == ErrorKind::kShareRefused || kind == ErrorKind::kShareRevoked) {
+    raiseShareError(text, kind == ErrorKind::kShareRevoked);
   }
+  if (lineHooks().operator_error != nullptr) lineHooks().operator_error(kind, text, data);
+  TORCH_CHECK(false, text);
   __builtin_unreachable();
 }
 
-void raiseDeviceLost(const std::string& text, Lost lost) {
-  if (lineHooks().device_lost != nullptr) lineHooks().device_lost(text, lost);
+void raiseDeviceLost(const std::string& text, const std::string& device) {
+  if (lineHooks().device_lost != nullptr) lineHooks().device_lost(text, device);
   TORCH_CHECK(false, text);
   __builtin_unreachable();
 }
@@ -48,7 +32,7 @@ std::string LostDevice::text(const std::string& why) const {
 
 void raiseDeviceLost(const LostDevice& lost) {
   if (lineHooks().lost != nullptr) lineHooks().lost(lost);
-  raiseDeviceLost(lost.text(lost.reason));
+  raiseDeviceLost(lost.text(lost.reason), lost.name);
 }
 
 void raiseShareError(const std::string& text, bool revoked) {

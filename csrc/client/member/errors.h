@@ -1,4 +1,5 @@
-// Raising the errors that the worker reports, as the same types that local torch raises.
+// Raises the errors that the worker reports, as the same types that local torch raises. The
+// bindings install the functions that throw them, for only they know Python.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +9,17 @@
 
 namespace shoal::client {
 
-[[noreturn]] void raiseError(wire::ErrorKind kind, const std::string& text);
-// shoal.DeviceLostError, or its PeerLostError where the device itself is well and another one is
-// gone. The bindings install how they are thrown, for only they know Python.
-enum class Lost { kDevice, kPeer };
-[[noreturn]] void raiseDeviceLost(const std::string& text, Lost lost = Lost::kDevice);
+// What an error of a device carries beside its text; unknown parts are empty.
+struct ErrorData {
+  std::string device;         // the name of the device on which it happened
+  std::string operator_name;  // as in "aten::add"
+  std::string line;           // of the user's program, as in "train.py:12 in step"
+  std::string peer;           // of kPeerLost: the name of the lost device
+};
+// Takes the GIL, so the caller must not hold the session's lock.
+[[noreturn]] void raiseError(wire::ErrorKind kind, const std::string& text, const ErrorData& data);
+// Raises shoal.DeviceLostError. May run with the lock held.
+[[noreturn]] void raiseDeviceLost(const std::string& text, const std::string& device);
 // What the client itself saw of a device that it lost. The pool may know more.
 enum class Seen : int {
   kClosed = 0,  // the worker, or its machine, closed the connection
@@ -36,7 +43,8 @@ struct LostDevice {
 struct LineHooks {
   uint64_t (*current)() = nullptr;              // a token for the running line; 0: unknown
   std::string (*describe)(uint64_t) = nullptr;  // "train.py:12 in step"
-  void (*device_lost)(const std::string&, Lost) = nullptr;
+  void (*operator_error)(wire::ErrorKind, const std::string&, const ErrorData&) = nullptr;
+  void (*device_lost)(const std::string& text, const std::string& device) = nullptr;
   void (*share_error)(const std::string&, bool revoked) = nullptr;
   void (*lost)(const LostDevice&) = nullptr;
 };

@@ -98,13 +98,15 @@ void Stream::checkUsable() const {
   if (const Loss* loss = lost_.load(std::memory_order_acquire)) {
     const std::string* told = told_reason_.load(std::memory_order_acquire);
     const std::string& reason = told != nullptr ? *told : loss->reason;
-    if (closed_) raiseDeviceLost("shoal device " + options_.name + " was lost: " + reason);
+    if (closed_) {
+      raiseDeviceLost("shoal device " + options_.name + " was lost: " + reason, options_.name);
+    }
     const LostDevice lost{members_.number(), member_, loss->seen, options_.name, reason};
-    if (told != nullptr) raiseDeviceLost(lost.text(reason));
+    if (told != nullptr) raiseDeviceLost(lost.text(reason), options_.name);
     raiseDeviceLost(lost);
   }
   if (closed_.load(std::memory_order_relaxed)) {
-    raiseDeviceLost("the lease of shoal device " + options_.name + " has ended");
+    raiseDeviceLost("the lease of shoal device " + options_.name + " has ended", options_.name);
   }
 }
 
@@ -332,15 +334,16 @@ void Stream::raiseTold(uint64_t after, uint64_t until) {
 
 void Stream::raise(wire::ErrorKind kind, const wire::ErrorReply& reply) {
   std::string text(reply.text());
-  const std::string name(reply.name());
   // The cause lies on another member, which reports it better.
   if (kind == wire::ErrorKind::kPeerFailed) members_.raiseFailureOfOthers(*this);
-  const std::string place = placeOf(reply.sequence);
-  if (!name.empty() || !place.empty()) {
-    text += "\n[shoal] raised by " + (name.empty() ? std::string("a transfer") : name) +
-            (place.empty() ? "" : ", called at " + place) + ", on device " + options_.name;
+  ErrorData data{options_.name, "", placeOf(reply.sequence), ""};
+  (kind == wire::ErrorKind::kPeerLost ? data.peer : data.operator_name) = reply.name();
+  if (!data.operator_name.empty() || !data.line.empty()) {
+    text += "\n[shoal] raised by " +
+            (data.operator_name.empty() ? std::string("a transfer") : data.operator_name) +
+            (data.line.empty() ? "" : ", called at " + data.line) + ", on device " + options_.name;
   }
-  raiseError(kind, text);
+  raiseError(kind, text, data);
 }
 
 void Stream::waitCompleted(uint64_t sequence, bool hears_signals) {

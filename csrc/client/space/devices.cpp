@@ -36,7 +36,8 @@ Session& Devices::owner(wire::Address address) const {
   if (session == nullptr) {
     raiseDeviceLost(
         "this tensor belongs to a shoal session that has ended; its memory is gone. "
-        "Create it again on the present lease.");
+        "Create it again on the present lease.",
+        /*device=*/"");
   }
   return *session;
 }

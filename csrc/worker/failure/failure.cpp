@@ -47,6 +47,7 @@ std::shared_ptr<const Failure> describe(std::exception_ptr error, uint64_t seque
     failure.text = e.what();
   } catch (const PeerGone& e) {
     failure.kind = ErrorKind::kPeerLost;
+    failure.operator_name = e.device;
     failure.text = e.what();
   } catch (const ShareError& e) {
     failure.kind = e.revoked ? ErrorKind::kShareRevoked : ErrorKind::kShareRefused;

@@ -14,8 +14,8 @@ namespace shoal::worker {
 // Why a call failed. All outputs of the call share it.
 struct Failure {
   wire::ErrorKind kind;
-  uint64_t sequence;  // number of the call in the stream
-  std::string operator_name;
+  uint64_t sequence;          // number of the call in the stream
+  std::string operator_name;  // of kPeerLost: the name of the lost device
   std::string text;
 };
 
@@ -39,7 +39,9 @@ class PeerFailed : public std::runtime_error {
 // Another device of the lease is gone.
 class PeerGone : public std::runtime_error {
  public:
-  using std::runtime_error::runtime_error;
+  PeerGone(const std::string& text, std::string device)
+      : std::runtime_error(text), device(std::move(device)) {}
+  std::string device;
 };
 
 // A message uses shared memory in a way that its sharing does not allow.

@@ -102,7 +102,8 @@ void Peers::raiseSilent(const Peer& other) {
 
 void Peers::raiseGone(const Peer& other, const std::string& why) {
   throw PeerGone("device " + other.name + " of this lease was lost: " + why +
-                 ". Call shoal.connect() for a new lease.");
+                     ". Call shoal.connect() for a new lease.",
+                 other.name);
 }
 
 bool Peers::readAt(const Peer& peer, uint64_t word, uint64_t offset, uint64_t bytes,

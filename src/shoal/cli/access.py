@@ -8,7 +8,6 @@ import click
 
 from shoal.cli.common import (
     ago,
-    amount,
     ask,
     govern,
     json_option,
@@ -21,8 +20,8 @@ from shoal.cli.up import address_for_others
 from shoal.pool.base import limits, paths
 from shoal.pool.client.head_connection import split_address
 from shoal.pool.node.agent import own_name
-from shoal.pool.node.spec import parse_bytes
 from shoal.pool.wire import messages
+from shoal.units import parse_bytes, show_bytes
 
 
 @click.command()
@@ -92,7 +91,7 @@ def clients(name: str, as_json: bool) -> None:
             c.name, c.role, f"{ago(now - c.joined)} ago",
             "revoked" if c.revoked else f"for {ago(c.expires - now)}", str(c.leases),
             "-" if c.devices_max is None else str(c.devices_max),
-            "-" if c.memory_bytes_max is None else amount(c.memory_bytes_max),
+            "-" if c.memory_bytes_max is None else show_bytes(c.memory_bytes_max),
         ]
         for c in found
     ]  # fmt: skip

@@ -80,19 +80,6 @@ def print_json(value: Any) -> None:
     click.echo(msgspec.json.encode(value).decode())
 
 
-def amount(count: float) -> str:
-    """Bytes for people.
-
-    >>> amount(160 * 2**20)
-    '160 MiB'
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.3g} {unit}" if count < 999.5 else f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:.3g} TiB" if count < 999.5 else f"{count:.0f} TiB"
-
-
 def ago(seconds: float) -> str:
     """A length of time for people."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):

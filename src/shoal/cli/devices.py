@@ -9,7 +9,6 @@ import msgspec
 
 from shoal.cli.common import (
     ago,
-    amount,
     ask,
     json_option,
     pool_option,
@@ -20,6 +19,7 @@ from shoal.cli.status import look, print_devices
 from shoal.errors import PoolError
 from shoal.pool.wire import messages
 from shoal.schedule.model.device_profile import DeviceProfile
+from shoal.units import show_bytes
 
 POLL_S = 0.1
 
@@ -105,7 +105,7 @@ def _print_profile(device: messages.DeviceInfo, profile: DeviceProfile | None, n
         return
     click.echo(f"   hardware   {profile.identity}")
     click.echo(
-        f"   memory     {amount(profile.memory_bytes)}, declared speed {profile.speed:g}; "
+        f"   memory     {show_bytes(profile.memory_bytes)}, declared speed {profile.speed:g}; "
         f"measured {ago(now - profile.measured_at)} ago"
     )
     rows = [

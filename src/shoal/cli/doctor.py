@@ -21,7 +21,7 @@ from shoal.errors import ShoalError, describe
 from shoal.pool.base import paths
 from shoal.pool.client import head_connection
 from shoal.pool.wire import messages, tls
-from shoal.schedule.model.entities import show_bytes
+from shoal.units import show_bytes
 
 TORCH = "2.13.0"
 CLOCK_S_MAX = (

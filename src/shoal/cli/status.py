@@ -8,7 +8,6 @@ import click
 
 from shoal.cli.common import (
     ago,
-    amount,
     ask,
     json_option,
     pool_option,
@@ -18,6 +17,7 @@ from shoal.cli.common import (
 )  # fmt: skip
 from shoal.pool.wire import messages
 from shoal.schedule.model.device_profile import DeviceProfile
+from shoal.units import show_bytes
 
 SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64"}
 
@@ -61,7 +61,7 @@ def print_devices(
     """A line for each device; with `profiles`, also what was measured."""
     rows = [
         [
-            str(d.number), d.name, d.node, d.kind, amount(d.memory_bytes), amount(d.free_bytes),
+            str(d.number), d.name, d.node, d.kind, show_bytes(d.memory_bytes), show_bytes(d.free_bytes),
             str(d.sessions), f"{d.speed:g}", str(d.threads),
         ]
         for d in found
@@ -88,7 +88,7 @@ def print_sessions(found: messages.PoolStatus) -> None:
     rows = [
         [
             str(s.session), s.client, s.program, names.get(s.device, str(s.device)),
-            amount(s.granted_bytes), amount(s.use.memory_bytes) if s.use else "-",
+            show_bytes(s.granted_bytes), show_bytes(s.use.memory_bytes) if s.use else "-",
             ago(found.now - s.since),
         ]
         for s in found.sessions

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import ago, amount, json_option, pool_option, pool_url, print_json
+from shoal.cli.common import ago, json_option, pool_option, pool_url, print_json
 from shoal.cli.status import look
 from shoal.errors import ShoalError
 from shoal.pool.wire import messages
 from shoal.pool.wire.message_fields import SessionPart
+from shoal.units import show_bytes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -105,10 +106,10 @@ def page(now: messages.PoolStatus, found: dict[SessionPart, Rate]) -> Renderable
         mine = [found[s.part] for s in now.sessions if s.device == d.number and s.part in found]
         leased = d.memory_bytes - d.free_bytes
         devices.add_row(
-            str(d.number), d.name, d.node, amount(leased), amount(d.memory_bytes),
+            str(d.number), d.name, d.node, show_bytes(leased), show_bytes(d.memory_bytes),
             bar(leased / d.memory_bytes if d.memory_bytes else 0.0), str(d.sessions),
-            f"{sum(r.calls for r in mine):,.0f}", amount(sum(r.bytes_in for r in mine)),
-            amount(sum(r.bytes_out for r in mine)),
+            f"{sum(r.calls for r in mine):,.0f}", show_bytes(sum(r.bytes_in for r in mine)),
+            show_bytes(sum(r.bytes_out for r in mine)),
         )  # fmt: skip
     sessions = Table(box=None, padding=(0, 2, 0, 0))
     for head in ("session", "client", "program", "#", "granted", "in use", "since", "calls/s"):
@@ -118,8 +119,8 @@ def page(now: messages.PoolStatus, found: dict[SessionPart, Rate]) -> Renderable
     for s in now.sessions:
         rate = found.get(s.part, Rate())
         sessions.add_row(
-            str(s.session), s.client, s.program, str(s.device), amount(s.granted_bytes),
-            amount(s.use.memory_bytes) if s.use else "-", ago(now.now - s.since),
+            str(s.session), s.client, s.program, str(s.device), show_bytes(s.granted_bytes),
+            show_bytes(s.use.memory_bytes) if s.use else "-", ago(now.now - s.since),
             f"{rate.calls:,.0f}",
         )  # fmt: skip
     away = [f"node {n.name} is {n.state}" for n in now.nodes if n.state != "up"]

@@ -13,7 +13,6 @@ import click
 import msgspec
 
 from shoal.cli.common import (
-    amount,
     ask,
     json_option,
     local_url,
@@ -30,6 +29,7 @@ from shoal.pool.node import machine
 from shoal.pool.node.agent import own_name
 from shoal.pool.node.spec import parse_device
 from shoal.pool.wire import messages, tls
+from shoal.units import show_bytes
 
 device_option = click.option(
     "--device", "devices", multiple=True, metavar="SPEC",
@@ -166,7 +166,7 @@ def _tell(name: str, head: head_process.Options, as_json: bool) -> None:
     if as_json:
         print_json(Told(name, url, join, status.devices, os.getpid()))
         return
-    listed = ", ".join(f"{d.name} ({amount(d.memory_bytes)})" for d in status.devices) or "none"
+    listed = ", ".join(f"{d.name} ({show_bytes(d.memory_bytes)})" for d in status.devices) or "none"
     click.echo(f"pool {name} is up with: {listed}")
     for node in status.nodes:
         for failure in node.failures:

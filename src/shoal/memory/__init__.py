@@ -1,4 +1,4 @@
-"""The memory of a lease: where every segment is, what moved, and how far from the best that was.
+"""The memory of a lease: the location of every segment, the bytes moved, and the optimum.
 
 >>> import shoal
 >>> print(shoal.memory.picture())

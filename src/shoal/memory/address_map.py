@@ -1,4 +1,4 @@
-"""The address space of the lease, to look at: which segment is where, what is swapped out."""
+"""Shows the address space of the lease: which segment is on which device, or swapped out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import html
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from shoal import _core
+from shoal import _core, plots
+from shoal.units import show_bytes
 
 _PRESENT, _SWAPPED, _REPLICA, _FREE = "#2a7de1", "#e0a030", "#8bbcf0", "#eeeeee"
 
@@ -40,7 +41,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Bytes that were moved, by cause, since the lease began; and what the devices waited for it."""
+    """Bytes moved since the lease began, by cause, and the time that devices waited for them."""
 
     peer_bytes: int  # from device to device
     peer_ahead_bytes: int  # of those, from other machines, that were there before they were used
@@ -53,22 +54,22 @@ class Counters:
 
     @property
     def swapped_bytes(self) -> int:
-        """Between devices and swap space, in both directions."""
+        """Bytes between devices and swap space, in both directions."""
         return self.swapped_in_bytes + self.swapped_out_bytes
 
     @property
     def host_bytes(self) -> int:
-        """Of these, from and to host memory."""
+        """Those from and to host memory."""
         return self.swapped_bytes - self.disk_bytes
 
     def __sub__(self, earlier: Counters) -> Counters:
-        """What was moved since `earlier`."""
+        """Return the bytes moved since `earlier`."""
         pairs = zip(astuple(self), astuple(earlier), strict=True)
         return Counters(*(after - before for after, before in pairs))
 
 
 def map() -> list[Segment]:
-    """All live segments of this program, in the order of their addresses.
+    """Return all live segments of this program, by address.
 
     >>> for segment in shoal.memory.map():
     ...     print(hex(segment.address), segment.bytes, segment.home, segment.state)
@@ -109,13 +110,13 @@ def _segment(
 
 
 def members() -> int:
-    """How many devices the lease has."""
+    """Return the number of devices of the lease."""
     count = _core.device_count()
     return 1 if count == 1 else max(0, count - 1)
 
 
 def counters() -> Counters:
-    """What the lease's devices moved so far; waits for them."""
+    """Wait for the lease's devices and return the bytes that they moved."""
     stats = [_core.worker_stats(i + 1) for i in range(members())]
 
     def total(name: str) -> int:
@@ -134,7 +135,7 @@ def counters() -> Counters:
 
 
 def _rows() -> list[tuple[str, int, int, int, int]]:
-    """(name, memory, own, replicas, swapped) of each member device, bytes."""
+    """Return (name, memory, own, replicas, swapped) of each device, in bytes."""
     segments = map()
     rows = []
     for member in range(1, members() + 1):
@@ -151,7 +152,7 @@ def _rows() -> list[tuple[str, int, int, int, int]]:
 
 
 def picture(width: int = 60) -> str:
-    """The devices' memory as text: `█` its own segments, `▒` copies of others', `·` free.
+    """Draw the devices' memory as text: `█` own segments, `▒` copies of others', `·` free.
 
     >>> print(shoal.memory.picture())
     """
@@ -162,33 +163,24 @@ def picture(width: int = 60) -> str:
         second = min(width - first, round(width * replicas / cells))
         bar = "█" * first + "▒" * second + "·" * (width - first - second)
         lines.append(
-            f"{name:<9}{bar} {size(own + replicas)} of {size(limit)}"
-            + (f", {size(swapped)} swapped out" if swapped else "")
+            f"{name:<9}{bar} {show_bytes(own + replicas)} of {show_bytes(limit)}"
+            + (f", {show_bytes(swapped)} swapped out" if swapped else "")
         )
     return "\n".join(lines) or "no lease"
 
 
 def save_picture(path: str | Path) -> Path:
-    """The address space as an HTML page: one line per device, one block per segment.
+    """Write the address space as an HTML page: one line per device, one block per segment.
 
     >>> shoal.memory.save_picture("memory.html")
     """
     target = Path(path)
     body = "".join(_strip(member) for member in range(1, members() + 1))
-    legend = "".join(
-        f'<span style="background:{colour}">&nbsp;&nbsp;&nbsp;</span> {text} &nbsp; '
-        for colour, text in (
-            (_PRESENT, "in memory"),
-            (_REPLICA, "copy of another device's"),
-            (_SWAPPED, "swapped out"),
-            (_FREE, "free"),
-        )
-    )
-    target.write_text(
-        '<!doctype html><meta charset="utf-8"><title>Shoal memory</title>'
-        '<body style="font-family:sans-serif;margin:2em"><h1>Memory of the lease</h1>'
-        f"<p>{legend}</p>{body}</body>"
-    )
+    colours = (
+        ("in memory", _PRESENT), ("copy of another device's", _REPLICA),
+        ("swapped out", _SWAPPED), ("free", _FREE),
+    )  # fmt: skip
+    target.write_text(plots.page("Memory of the lease", plots.legend(colours) + body))
     return target
 
 
@@ -200,23 +192,13 @@ def _strip(member: int) -> str:
             continue
         colour = _SWAPPED if member in s.swapped else _PRESENT if s.home == member else _REPLICA
         title = html.escape(
-            f"{s.address:#x}: {size(s.bytes)}, {s.state}, written by shoal:{s.home}"
+            f"{s.address:#x}: {show_bytes(s.bytes)}, {s.state}, written by shoal:{s.home}"
         )
         blocks.append(
             f'<div title="{title}" style="flex:0 0 {100 * s.bytes / limit:.4f}%;'
             f'background:{colour};outline:1px solid #fff"></div>'
         )
     return (
-        f'<h2>shoal:{member}, {size(limit)}</h2><div style="display:flex;flex-wrap:wrap;'
+        f'<h2>shoal:{member}, {show_bytes(limit)}</h2><div style="display:flex;flex-wrap:wrap;'
         f'min-height:3em;background:{_FREE}">{"".join(blocks)}</div>'
     )
-
-
-def size(count: int) -> str:
-    """Bytes, for people."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"

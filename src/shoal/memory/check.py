@@ -1,4 +1,4 @@
-"""What must be true of the page table at any moment, checked."""
+"""Checks the invariants of the page table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shoal.memory.address_map import Segment, map
 
 
 def check() -> int:
-    """Checks the memory of the lease; returns how many copies were compared.
+    """Check the memory of the lease. Return the number of compared copies.
 
     One writer: who wrote a segment last has its bytes. Replicas are equal. No two segments are in the
     same place. The bytes of all segments are those that the program has allocated.

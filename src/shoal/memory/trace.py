@@ -1,4 +1,4 @@
-"""What a program did with its memory, call by call: recorded by the client, which knows it all."""
+"""Records a program's memory accesses, call by call, at the client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FREES, UPLOADS = _core.ACCESS_FREE, _core.ACCESS_UPLOAD
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One segment in one call. Events of one call have the same number, and need it together."""
+    """One segment in one call. Events of one call have the same number and are needed together."""
 
     call: int
     kind: int
@@ -27,13 +27,13 @@ class Event:
 
 @dataclass(slots=True)
 class Trace:
-    """Events in the order in which the program caused them, and what was where before the first."""
+    """Events in program order, and the segments before the first."""
 
     events: list[Event] = field(default_factory=list)
     before: list[Segment] = field(default_factory=list)
 
     def of_member(self, member: int) -> Trace:
-        """What one device of the lease (from 0) had to do with it.
+        """Return the events of one device of the lease (from 0).
 
         A copy from another device comes for nothing: it is that device's to count. A write there
         makes the copy here worthless, which is the segment's end here.
@@ -54,7 +54,7 @@ class Trace:
 
 @contextmanager
 def record() -> Iterator[Trace]:
-    """Records the memory accesses of the program inside the block.
+    """Record the memory accesses of the program inside the block.
 
     >>> with shoal.memory.record() as trace:
     ...     loss = step(batch)

@@ -1,4 +1,4 @@
-"""What a part of a program moved, and what an optimal pager would have moved in its place."""
+"""Counts the bytes that a block of a program moved, and those that an optimal pager moves."""
 
 from __future__ import annotations
 
@@ -7,46 +7,50 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from shoal import _core
-from shoal.memory.address_map import Counters, counters, members, size
+from shoal.memory.address_map import Counters, counters, members
 from shoal.memory.replay import Replayed, replay
 from shoal.memory.trace import Trace, record
+from shoal.units import show_bytes
 
 _NOTHING = Counters(0, 0, 0, 0, 0, 0, 0, 0.0)
 
 
 @dataclass(slots=True)
 class Watched:
-    """Filled in when the block ends. `print` says it in words."""
+    """The counts of a block, filled in when it ends. `print` shows them."""
 
     moved: Counters = _NOTHING
-    optimal_bytes: int = 0  # that Belady's rule swaps for the same accesses, with the same memory
-    #: The same for a pager that also knows what will be freed, and so need not be written.
+    optimal_bytes: int = 0  # of Belady's rule, for the same accesses and memory
+    #: The same for a pager that also knows what will be freed, and does not write it.
     clairvoyant_bytes: int = 0
 
     @property
     def over_optimal(self) -> float:
-        """Bytes swapped over the optimum's; 1 where neither swapped anything."""
+        """Return the swapped bytes over the optimal ones; 1 if both are equal."""
         if self.moved.swapped_bytes == self.optimal_bytes:
             return 1.0
         return self.moved.swapped_bytes / max(1, self.optimal_bytes)
 
     def __str__(self) -> str:
         moved = self.moved
+        swapped, inward, outward = map(
+            show_bytes, (moved.swapped_bytes, moved.swapped_in_bytes, moved.swapped_out_bytes)
+        )
+        host, disk, peer = map(show_bytes, (moved.host_bytes, moved.disk_bytes, moved.peer_bytes))
+        optimal, clairvoyant = map(show_bytes, (self.optimal_bytes, self.clairvoyant_bytes))
         return (
-            f"you moved {size(moved.swapped_bytes)} between devices and swap space "
-            f"(in {size(moved.swapped_in_bytes)}, out {size(moved.swapped_out_bytes)}; "
-            f"host memory {size(moved.host_bytes)}, disk {size(moved.disk_bytes)}), and "
-            f"{size(moved.peer_bytes)} from device to device; devices waited {moved.stall_s:.3f} s\n"
-            f"an optimal pager would have moved {size(self.optimal_bytes)} ({self.over_optimal:.2f} x"
-            f"); one that also knows what will be freed, {size(self.clairvoyant_bytes)}"
+            f"you moved {swapped} between devices and swap space (in {inward}, out {outward}; host "
+            f"memory {host}, disk {disk}), and {peer} from device to device; devices waited "
+            f"{moved.stall_s:.3f} s\nan optimal pager would have moved {optimal} "
+            f"({self.over_optimal:.2f} x); one that also knows what will be freed, {clairvoyant}"
         )
 
 
 @contextmanager
 def watch() -> Iterator[Watched]:
-    """Counts what the block moves, and replays its accesses on an optimal pager (Belady's rule).
+    """Count what the block moves, and replay its accesses on an optimal pager (Belady's rule).
 
-    On a lease of several devices each is a pager of its own, for the operators that ran there.
+    Each device of the lease is a pager of its own, for the operators that ran there.
 
     >>> with shoal.memory.watch() as seen:
     ...     train(model, batches)

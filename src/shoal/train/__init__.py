@@ -24,7 +24,8 @@ from shoal.train.model.stages import cut
 from shoal.train.run.checkpoint import Checkpoints, Snapshot, latest, restore, snapshot
 from shoal.train.run.fit import History, fit
 from shoal.train.step.batch_division import Prepared
-from shoal.train.step.trainer import Step, Trainer
+from shoal.train.step.trainer import Trainer
+from shoal.train.step.training_step import Step
 
 __all__ = [
     "BatchError",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.cli.common import ago, amount
+from shoal.cli.common import ago
 from shoal.cli.top import Rate, rates
 from shoal.errors import DeviceSpecError, PoolError
 from shoal.pool.base import paths
@@ -12,6 +12,7 @@ from shoal.pool.client.head_connection import join_address, split_address
 from shoal.pool.head.enrolment import source_of
 from shoal.pool.node.spec import parse_memory
 from shoal.pool.wire import messages
+from shoal.units import show_bytes
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ def test_amounts_of_memory() -> None:
 
 
 def test_amounts_for_people() -> None:
-    texts = [amount(n) for n in (0, 1023, 1024, 160 * 2**20, 1000 * 2**20, 2**40)]
+    texts = [show_bytes(n) for n in (0, 1023, 1024, 160 * 2**20, 1000 * 2**20, 2**40)]
     assert texts == ["0 B", "1023 B", "1 KiB", "160 MiB", "1000 MiB", "1 TiB"]
     assert [ago(s) for s in (-1, 59, 60, 7200, 86400 * 3)] == ["0 s", "59 s", "1 min", "2 h", "3 d"]
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from shoal.errors import DeviceSpecError, ShoalError
 from shoal.pool.node import spec
-from shoal.pool.node.spec import DeviceSpec, parse_bytes, parse_device
+from shoal.pool.node.spec import DeviceSpec, parse_device
+from shoal.units import parse_bytes
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", fullmatch=True)
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "kB": 10**3, "MB": 10**6, "": 1}

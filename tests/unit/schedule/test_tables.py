@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from shoal.schedule.formats.tables import check_trace, read_table, read_trace, write_trace
-from shoal.schedule.model.entities import InputError, Pool, parse_bytes
+from shoal.schedule.model.entities import InputError, Pool
 from shoal.schedule.simulate.synthetic import generate
+from shoal.units import parse_bytes
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "schedule"
 HEADER = "name,type,steps,arrival_s,devices,weight,deadline_s,kinds,owner\n"
@@ -153,5 +154,5 @@ def test_sizes() -> None:
     assert parse_bytes("1.5 GiB") == 3 * 2**29
     assert parse_bytes("2MB") == 2_000_000
     for bad in ("", "GiB", "-1GiB", "3 parsecs"):
-        with pytest.raises(ValueError, match="no size"):
+        with pytest.raises(ValueError, match="not a size"):
             parse_bytes(bad)

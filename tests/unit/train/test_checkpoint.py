@@ -209,10 +209,10 @@ def test_a_program_that_is_killed_leaves_a_whole_one(tmp_path: Path) -> None:
 
 def test_what_does_not_belong_is_explained(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
-    with pytest.raises(CheckpointError, match=r"another model.*'weight'"):
+    with pytest.raises(CheckpointError, match=r"does not match the model.*'weight'"):
         restore(Snapshot(0, {"other": torch.ones(1)}), model)
     saved = snapshot(model, torch.optim.SGD([model.weight], lr=1), 0)
-    with pytest.raises(CheckpointError, match="another optimizer"):
+    with pytest.raises(CheckpointError, match="does not match the optimizer"):
         restore(saved, model, torch.optim.SGD(model.parameters(), lr=1))
     with pytest.raises(CheckpointError, match="JSON"):
         write(tmp_path, Snapshot(0, {}, extra={"f": object()}))

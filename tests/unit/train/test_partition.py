@@ -117,7 +117,7 @@ def test_many_units_and_devices_are_quick_enough_to_try() -> None:
 
 def test_what_does_not_fit_is_explained() -> None:
     units = [Unit("small", 1, 1, 10), Unit("huge", 1, 1, 2**30)]
-    with pytest.raises(CannotPartition, match=r"huge.*4096 MiB"):
+    with pytest.raises(CannotPartition, match=r"huge.*4 GiB"):
         partition(units, [StageDevice(1.0, 2**20)] * 2)
     with pytest.raises(CannotPartition, match="fewer than the 3 devices"):
         partition(units, [StageDevice()] * 3)
@@ -176,7 +176,7 @@ def test_shared_cuts_are_valid_and_shorten_the_step(
         assert (stage.shared > 0) == (stage.shared_micros > 0)
         assert stage.shared_micros < limit.micro_batches
         assert stage.memory_bytes <= devices[stage.device].memory_bytes
-    if not schedules.puts_off(limit.schedule):
+    if not schedules.defers(limit.schedule):
         assert stages == whole
 
 

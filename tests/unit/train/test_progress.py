@@ -45,7 +45,7 @@ def test_a_bar_in_a_terminal() -> None:
 def test_steps_of_earlier_runs_count(terminal: bool) -> None:
     text = said(terminal, skipped=2)
     assert "2 steps in" in text.splitlines()[-1]
-    assert ("goes on after step 2" in text) != terminal
+    assert ("resumes after step 2" in text) != terminal
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -10,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from shoal.errors import DeviceLostError, PeerLostError
 from shoal.train.group.devices import Member
-from shoal.train.group.errors import GroupLostError
+from shoal.train.group.errors import GroupLostError, device_at_fault
 from shoal.train.group.groups import WorkerGroup
-from shoal.train.step.recovery import Recovery, named
+from shoal.train.step.recovery import Recovery, holders
 
 
 @pytest.fixture
@@ -27,32 +29,46 @@ def groups() -> Iterator[list[WorkerGroup]]:
         group.close()
 
 
+def peer_lost(device: str, peer: str | None) -> PeerLostError:
+    error = PeerLostError("lost", device)
+    error.peer = peer
+    return error
+
+
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("error", "expected"),
     [
-        ("device cpu/1 of this lease was lost: its worker process ended. Call", [1]),
-        ("shoal device cpu/11 was lost: it gave no sign of life", [2]),
-        ("device same of this lease was lost: whose?", []),
-        ("device elsewhere was lost", []),
-        ("something else", []),
+        (peer_lost("cpu/0", "cpu/1"), [1]),
+        (DeviceLostError("it gave no sign of life", "cpu/11"), [2]),
+        (DeviceLostError("whose?", "same"), []),
+        (DeviceLostError("unknown", "elsewhere"), []),
+        (DeviceLostError("device cpu/1 was lost: texts are not read"), []),
+        (peer_lost("cpu/0", None), []),
     ],
 )
-def test_an_error_that_names_a_device_blames_its_group(
-    text: str, expected: list[int], groups: list[WorkerGroup]
+def test_an_error_that_carries_a_device_blames_its_group(
+    error: DeviceLostError, expected: list[int], groups: list[WorkerGroup]
 ) -> None:
-    assert [g.index for g in named(text, groups)] == expected
+    assert [g.index for g in holders(device_at_fault(error), groups)] == expected
 
 
-def test_an_operator_that_failed_elsewhere_blames_the_group_it_ran_in(
+def test_an_operator_that_failed_on_another_device_blames_its_group(
     groups: list[WorkerGroup],
 ) -> None:
-    text = (
-        "index out of range\n[shoal] raised by aten::embedding, called at x.py:3, on device cpu/1"
-    )
     replicas: Any = [SimpleNamespace(group=group) for group in groups]
     recovery = Recovery(replicas, "stop", 1.0, lambda: None, lambda slot: None)
-    assert recovery._culprit(0, IndexError(text)) is groups[1]
-    assert recovery._culprit(0, IndexError("index out of range in self")) is groups[0]
+    error: Any = IndexError("index out of range in self")
+    assert recovery._culprit(0, error) is groups[0]
+    error.device = "cpu/1"
+    assert recovery._culprit(0, error) is groups[1]
+    wrapped = groups[1].error(error, 3)
+    assert (wrapped.device, wrapped.group, wrapped.step) == ("cpu/1", 1, 3)
+
+
+def test_the_core_passes_a_lost_device_behind_a_separator() -> None:
+    error = DeviceLostError("shoal device cpu/0 was lost\x1fcpu/0")
+    assert (str(error), error.device) == ("shoal device cpu/0 was lost", "cpu/0")
+    assert copy.copy(error).device == "cpu/0"
 
 
 def test_work_that_is_done_holds_nothing_any_more(groups: list[WorkerGroup]) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from shoal.plots import ticks
 from shoal.train.group.timeline import Span, Timeline
-from shoal.train.run.report import last_steps, ticks, usage, write_html
+from shoal.train.run.report import last_steps, usage, write_html
 
 SPANS = [
     Span("cpu/0", "compute", 0.0, 0.6, 0),
@@ -20,8 +21,8 @@ SPANS = [
 ]
 
 
-def test_parts_of_the_time_add_up() -> None:
-    uses = {use.track: use.parts for use in usage(SPANS)}
+def test_fractions_of_the_time_add_up() -> None:
+    uses = {use.track: use.fractions for use in usage(SPANS)}
     assert uses["cpu/0"]["compute"] == pytest.approx(0.7)
     assert uses["cpu/0"]["idle"] == pytest.approx(0.3)
     assert uses["cpu/1 <b>"]["idle"] == pytest.approx(0.8)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from shoal.pool.base.limits import SESSIONS_MAX
 from shoal.pool.head.placement import LeaseRefused, Offer, Request, choose
-from shoal.schedule.model.entities import show_bytes
+from shoal.units import show_bytes
 
 __all__ = [
     "SESSIONS_MAX",

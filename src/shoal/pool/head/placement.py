@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shoal.pool.base.limits import DEVICES_PER_LEASE_MAX
-from shoal.schedule.model.entities import show_bytes
+from shoal.units import show_bytes
 
 REASONS_SHOWN = 8  # the text of a refusal is bounded
 

@@ -17,7 +17,7 @@ import msgspec
 from shoal.errors import DeviceSpecError
 from shoal.pool.base import limits
 from shoal.pool.node.spec import DeviceSpec, host_memory_bytes
-from shoal.schedule.model.entities import show_bytes
+from shoal.units import show_bytes
 
 KNOWN = ("cpu", "cuda", "xpu", "mps", "mtia")  # for those who mistype one
 READABLE = {"cuda": "CUDA", "xpu": "XPU", "mps": "MPS", "mtia": "MTIA"}

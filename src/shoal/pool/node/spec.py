@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import re
@@ -15,20 +14,8 @@ import tempfile
 import msgspec
 
 from shoal.errors import DeviceSpecError
+from shoal.units import parse_bytes
 
-_UNITS = {
-    "": 1,
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-}
-_BYTES_MAX = 2**62
 _OPTIONS = ("memory", "host", "disk", "paging", "speed", "threads", "name", "kind")
 PAGING = ("next-use", "lru")
 _DEVICE = re.compile(r"[a-z]+(:\d+)?")
@@ -47,20 +34,6 @@ class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
     speed: float = 1.0  # below 1 a CPU device takes 1/speed of the time
     threads: int | None = None  # None: follow OMP_NUM_THREADS, else all cores
     kind: str = ""  # what it is to `kind=` of a request; empty: what torch says
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes from "160MiB", "1.5GB" or "4096".
-
-    >>> parse_bytes("160MiB")
-    167772160
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    unit = _UNITS.get(match.group(2).lower()) if match else None
-    amount = float(match.group(1)) * unit if match and unit else math.inf
-    if amount >= _BYTES_MAX:
-        raise DeviceSpecError(f"{text!r} is no amount of memory; write for example 160MiB or 2GB")
-    return int(amount)
 
 
 def parse_device(text: str, number: int = 0) -> DeviceSpec:

@@ -42,8 +42,8 @@ class DataPath(msgspec.Struct, frozen=True):
     columns: Annotated[list[Name], Meta(max_length=DATA_LEAVES_MAX)] | None = None  # of a table
 
 
-class PathMark(msgspec.Struct, frozen=True):
-    """By which two machines see whether a path means the same files (train/file_marks.py)."""
+class Fingerprint(msgspec.Struct, frozen=True):
+    """Shows whether a path means the same files on two machines (train/data/fingerprints.py)."""
 
     files: Count
     total_bytes: Count
@@ -74,7 +74,7 @@ class DataOpened(msgspec.Struct, frozen=True, tag=True):
     samples: Count
     run_starts: RunStarts  # where its runs begin; empty: all samples are equally near
     sample_bytes: Count  # of the first one, to know how much room others will need
-    marks: Annotated[list[PathMark], Meta(max_length=DATA_PATHS_MAX)]  # by path
+    marks: Annotated[list[Fingerprint], Meta(max_length=DATA_PATHS_MAX)]  # by path
 
 
 class ReadSamples(msgspec.Struct, frozen=True, tag=True):

@@ -1,4 +1,4 @@
-"""Why does a task wait, what would let it run, and when will it? All reasons, not the first one."""
+"""Explains why a task waits, what would let it run, and when it will. Gives all reasons."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from shoal.schedule.allocator.policy import Assignment, Plan, TaskState, View
-from shoal.schedule.model.entities import show_bytes
+from shoal.units import show_bytes
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -19,7 +19,7 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """`starts_in_s` is an estimate that assumes that nobody else arrives; None: never as it is."""
+    """`starts_in_s` is an estimate that assumes no further arrivals; None: never."""
 
     task: str
     running: bool
@@ -32,7 +32,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
     @property
     def gap(self) -> float | None:
-        """How far the estimated end is above that bound: 0.5 is half as long again."""
+        """The estimated end over that bound, minus 1: 0.5 is half as long again."""
         if self.ends_in_s is None or not self.earliest_end_s:
             return None
         return max(0.0, self.ends_in_s / self.earliest_end_s - 1)
@@ -91,7 +91,7 @@ def _quota(
 def _kind(
     view: View, states: dict[int, TaskState], plan: Plan, state: TaskState, kind: int
 ) -> tuple[Reason, list[str]]:
-    """Why the task does not run on this kind, and what would change that."""
+    """Say why the task does not run on this kind, and what would change that."""
     place, task = view.pool.kinds[kind], state.task
     if task.kinds is not None and place.name not in task.kinds:
         return Reason("kind", f"{place.name}: the task did not ask for it"), [
@@ -141,7 +141,7 @@ def _sharing(
     state: TaskState,
     kind: int,
 ) -> list[str]:
-    """Say what stands against co-location, where everything on the kind refuses it."""
+    """Say what prevents co-location if all tasks on the kind refuse it."""
     memory = 0
     for assignment in here:
         rows = tuple(sorted([state.row, *(states[i].row for i in assignment.tasks)]))
@@ -155,7 +155,7 @@ def _sharing(
 
 
 def _duration(view: View, state: TaskState, mine: Assignment) -> float:
-    """Seconds of running that are left, if it goes on as it runs now."""
+    """Return the seconds of running that are left at the present speed."""
     rows = {s.id: s.row for s in view.tasks}
     order = sorted(mine.tasks, key=lambda i: rows[i])
     rates = view.table.rates(mine.kind, tuple(rows[i] for i in order))
@@ -180,7 +180,7 @@ def _earliest_end_s(view: View, state: TaskState) -> float | None:
 
 
 def _estimates(view: View, plan: Plan) -> dict[int, tuple[float, float]]:
-    """Seconds until each waiting task starts and ends, if devices go to whoever has least work left.
+    """Estimate when each waiting task starts and ends, if devices go to the task with least work left.
 
     A list schedule over the finish times of what runs now: cheap enough to answer a question with.
     """

@@ -18,7 +18,7 @@ from shoal.schedule.model.throughputs import Floats, Throughputs
 
 
 class EqualShares:
-    """Speeds of tasks that share a pool equally; all that does not change is worked out once."""
+    """Speeds of tasks that share a pool equally; constants are computed once."""
 
     def __init__(
         self, pool: Pool, table: Throughputs, rows: Sequence[int], tasks: Sequence[Task]
@@ -55,7 +55,7 @@ class EqualShares:
 def fair_finishes(
     pool: Pool, table: Throughputs, rows: Sequence[int], tasks: Sequence[Task]
 ) -> Floats:
-    """Finish time of each task under equal sharing, in seconds. Tasks are sorted by arrival."""
+    """Return the finish time of each task under equal sharing, for tasks sorted by arrival."""
     arrivals = np.array([task.arrival_s for task in tasks])
     left = np.array([task.steps for task in tasks], dtype=np.float64)
     finishes = np.full(len(tasks), np.inf)
@@ -82,7 +82,7 @@ def fair_finishes(
 
 
 class FairClock:
-    """Equal sharing as it would have gone so far, known step by step and without the future.
+    """Equal sharing up to now, computed step by step without the future.
 
     `advance` moves it to the view's time. A task that is finished for real goes on sharing here
     until equal sharing would have finished it: otherwise a fast schedule would look unfair.
@@ -117,7 +117,7 @@ class FairClock:
         self._now_s = view.now_s
 
     def fair_times(self, view: View) -> Floats:
-        """Seconds from arrival to the fair finish, if nobody else arrived."""
+        """Return the seconds from arrival to the fair finish, without further arrivals."""
         rest_s = dict(zip(self._sharing, self._left / np.maximum(self._rates, 1e-300), strict=True))
         times = [
             view.now_s - state.task.arrival_s + rest_s[state.id]

@@ -13,7 +13,7 @@ Placement = dict[int, tuple[int, ...]]  # Task id -> devices, as numbers within 
 
 
 def first_devices(pool: Pool) -> list[int]:
-    """Number of the first device of each kind; devices are numbered kind by kind."""
+    """Return the number of the first device of each kind; devices are numbered kind by kind."""
     firsts = [0]
     for kind in pool.kinds:
         firsts.append(firsts[-1] + kind.count)
@@ -51,7 +51,7 @@ def place(
 
 
 def _kept(assignment: Assignment, before: Placement, free: set[int]) -> tuple[int, ...] | None:
-    """Devices that a member already has and that are still free."""
+    """Return the free devices that a member already has."""
     for task in assignment.tasks:
         held = before.get(task)
         if held is not None and free.issuperset(held):
@@ -60,7 +60,7 @@ def _kept(assignment: Assignment, before: Placement, free: set[int]) -> tuple[in
 
 
 def _together(free: set[int], count: int, node_devices: int, first: int) -> tuple[int, ...]:
-    """`count` free devices on as few nodes as possible; the fullest node that suffices first."""
+    """Return `count` free devices on as few nodes as possible; the fullest node that suffices first."""
     assert len(free) >= count, "a plan never asks for more devices than its kind has"
     if node_devices == 1:
         return tuple(sorted(free)[:count])

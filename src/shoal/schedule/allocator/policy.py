@@ -32,7 +32,7 @@ class TaskState:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All that a policy may know when it decides about one round."""
+    """What a policy may know when it decides about one round."""
 
     now_s: float
     round_s: float
@@ -43,7 +43,7 @@ class View:
     together_max: int = 2
 
     def may_run(self, state: TaskState, kind: int) -> bool:
-        """Can the task run on this kind at all: declared, fast enough to move, and fitting?"""
+        """Return whether the task can run on this kind at all: declared, with a speed, and fitting."""
         place = self.pool.kinds[kind]
         return (
             (state.task.kinds is None or place.name in state.task.kinds)
@@ -53,7 +53,7 @@ class View:
         )
 
     def runnable(self) -> View:
-        """The same view without tasks that no kind of this pool could ever run."""
+        """Return the view without tasks that no kind of this pool can ever run."""
         kinds = range(len(self.pool.kinds))
         tasks = [s for s in self.tasks if any(self.may_run(s, kind) for kind in kinds)]
         return self if len(tasks) == len(self.tasks) else replace(self, tasks=tasks)
@@ -95,11 +95,11 @@ class Policy(ABC):
 
     @abstractmethod
     def decide(self, view: View) -> Plan:
-        """What runs in the coming round."""
+        """Decide what runs in the coming round."""
 
 
 def policies() -> dict[str, type[Policy]]:
-    """All policies by name, from the files of `shoal/schedule/policies/`."""
+    """Return all policies by name, from the files of `shoal/schedule/policies/`."""
     package = importlib.import_module("shoal.schedule.policies")
     found: dict[str, type[Policy]] = {}
     for module in sorted(pkgutil.iter_modules(package.__path__), key=lambda m: m.name):
@@ -125,7 +125,7 @@ class Room:
         self.assignments: list[Assignment] = []
 
     def fits(self, states: Sequence[TaskState], kind: int) -> bool:
-        """Could these tasks share one set of devices of the kind, now?"""
+        """Return whether these tasks can share one set of devices of the kind now."""
         devices = states[0].task.devices
         if devices > self.free[kind] or any(s.task.devices != devices for s in states):
             return False
@@ -151,7 +151,7 @@ class Room:
         return all(need <= self.quota.get(owner, need) for owner, need in wanted.items())
 
     def take(self, states: Sequence[TaskState], kind: int) -> bool:
-        """Assign the tasks if they fit; say whether they did."""
+        """Assign the tasks if they fit. Return whether they did."""
         if not self.fits(states, kind):
             return False
         self.free[kind] -= states[0].task.devices

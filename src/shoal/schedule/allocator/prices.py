@@ -37,7 +37,7 @@ class Groups:
 
 
 def find_groups(view: View, rows: Ints) -> Groups:
-    """All ways in which the pool could run tasks of these rows."""
+    """Return all ways in which the pool can run tasks of these rows."""
     present = sorted(set(rows.tolist()))
     found: list[tuple[int, Group, tuple[float, ...]]] = []
     for kind, place in enumerate(view.pool.kinds):
@@ -154,7 +154,7 @@ def add_horizon(
 
 
 def class_speeds(view: View, classes: Classes) -> Floats:
-    """steps/s of each class alone on each kind; 0: it may not run there."""
+    """Return steps/s of each class alone on each kind; 0: it may not run there."""
     return np.where(classes.allowed, view.table.alone[classes.rows], 0.0)
 
 

@@ -82,7 +82,7 @@ def progress(view: View, classes: Classes, kinds: Ints, members: Ints, rates: Fl
 
 
 def restart_waits(view: View, classes: Classes, kinds: Ints, members: Ints) -> Floats:
-    """Seconds that each member loses because it resumes or moves."""
+    """Return the seconds that each member loses because it resumes or moves."""
     at = classes.at[members]
     moves = classes.started[members] & (at != kinds[:, None])
     return np.where(moves, view.restart_cost_s, 0.0)
@@ -138,7 +138,7 @@ class RoundProgram:
         return self._candidates(kinds, members, rates)
 
     def _shared(self, groups: Groups) -> list[Candidates]:
-        """Every way to fill every group with classes, by group size."""
+        """Return every way to fill every group with classes, by group size."""
         by_size: dict[int, list[tuple[Ints, Ints, Floats]]] = {}
         for kind, group, rates in zip(groups.kinds, groups.groups, groups.rates, strict=True):
             if len(group) == 1:
@@ -157,7 +157,7 @@ class RoundProgram:
         return found
 
     def _fillings(self, kind: int, group: tuple[int, ...]) -> Ints:
-        """Classes for each place of the group; for long groups only the most valuable ones."""
+        """Return classes for each position of the group; for long groups the most valuable ones."""
         places = []
         for row in group:
             usable = self.by_row[row][self.classes.allowed[self.by_row[row], kind]]
@@ -198,7 +198,7 @@ class RoundProgram:
         return chosen
 
     def _search(self, relaxed: Solution) -> Floats | None:
-        """Whole numbers near the relaxation; None where the search finds nothing."""
+        """Search whole numbers near the relaxation; None if there are none."""
         total = sum(len(block.kinds) for block in self.taken)
         if total <= SEARCH_COLUMNS_MAX:
             found = self._program(integer=True).solve(nodes_max=NODES_MAX, gap=1e-6)
@@ -244,7 +244,7 @@ class RoundProgram:
         return chosen
 
     def _loss(self, block: Candidates, prices: Floats) -> Floats:
-        """How much less a column is worth than what it uses, at these prices."""
+        """Return by how much a column costs more than its value, at these prices."""
         kinds_count = len(self.view.pool.kinds)
         device, task = -prices[:kinds_count], -prices[kinds_count : kinds_count + len(self.classes)]
         used = device[block.kinds] * self.classes.gangs[block.members[:, 0]]
@@ -294,7 +294,7 @@ class RoundProgram:
         return self._value(block.kinds, block.members, block.parts, self.ends.early)
 
     def _price_out(self, prices: Floats) -> bool:
-        """Add the columns that the last prices undervalue; False: there are none."""
+        """Add the columns that the last prices undervalue. Return False if there are none."""
         added = False
         for number, block in enumerate(self.shared):
             profit = -self._loss(block, prices)
@@ -310,7 +310,7 @@ class RoundProgram:
         return added
 
     def _whole(self, times: Floats | None) -> Chosen:
-        """The columns that were found, and whatever still fits beside them."""
+        """Return the columns that were found, and all that still fit beside them."""
         kinds = np.concatenate([block.kinds for block in self.taken])
         members = [tuple(row) for block in self.taken for row in block.members.tolist()]
         values = np.concatenate([block.values for block in self.taken])
@@ -324,7 +324,7 @@ class RoundProgram:
     def _fill(
         self, times: Floats, kinds: Ints, members: list[tuple[int, ...]], values: Floats
     ) -> Floats:
-        """Add columns greedily, most value per device first: never none, if anything can run."""
+        """Add columns greedily, most value per device first. Adds at least one if any task can run."""
         gangs = np.array([self.classes.gangs[m[0]] for m in members])
         free = [float(kind.count) for kind in self.view.pool.kinds]
         left = self.classes.count.copy()

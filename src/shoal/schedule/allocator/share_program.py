@@ -46,7 +46,7 @@ class ShareProgram:
     def _add_pairs(
         self, kinds: list[int], columns_of: list[int], rates: list[tuple[float, ...]]
     ) -> None:
-        """Pairs that gain over taking turns on at least one kind."""
+        """Return the pairs that gain over taking turns on at least one kind."""
         view, table = self.view, self.view.table
         present = {state.row for state in self.states}
         worth: dict[tuple[int, int], list[int]] = {}
@@ -106,7 +106,7 @@ class ShareProgram:
         return program
 
     def max_min(self, needs: Floats) -> tuple[Solution, float]:
-        """Shares that maximise the least speed / need over the tasks; that least value."""
+        """Maximize the least speed / need over the tasks. Return the shares and that value."""
         program = self.program()
         least = program.columns(np.array([-1.0]))
         rows = program.rows(np.zeros(len(needs)), np.full(len(needs), INFINITY))
@@ -119,7 +119,7 @@ class ShareProgram:
         return solution, -solution.objective
 
     def shares(self, values: Floats) -> Shares:
-        """The solution's columns as shares."""
+        """Return the solution's columns as shares."""
         found: Shares = {}
         for value, group, kind in zip(values, self.columns_of, self.kinds, strict=False):
             ids = self.groups[group]
@@ -131,20 +131,20 @@ class ShareProgram:
 
 
 def alone_speeds(view: View) -> Floats:
-    """steps/s of each task alone on each kind, shape (tasks, kinds)."""
+    """Return steps/s of each task alone on each kind, shape (tasks, kinds)."""
     speeds: Floats = view.table.alone[[state.row for state in view.tasks]]
     return speeds
 
 
 def average_speeds(view: View) -> Floats:
-    """steps/s of each task averaged over the pool's devices: its yardstick, whatever its gang."""
+    """Return steps/s of each task averaged over the pool's devices, for any size of gang."""
     counts = np.array([kind.count for kind in view.pool.kinds], dtype=np.float64)
     speeds: Floats = alone_speeds(view) @ (counts / counts.sum())
     return speeds
 
 
 def equal_share_speeds(view: View) -> Floats:
-    """steps/s of each task with one n-th of the pool, n being the tasks present now."""
+    """Return steps/s of each task with 1/n of the pool, for n present tasks."""
     rows = [state.row for state in view.tasks]
     tasks = [state.task for state in view.tasks]
     shares = EqualShares(view.pool, view.table, rows, tasks)

@@ -1,4 +1,4 @@
-"""A small way to state linear and integer programs, solved by HiGHS on one thread.
+"""States linear and integer programs, which HiGHS solves on one thread.
 
 The answer depends on nothing but the program: one thread, a fixed seed, and limits counted in
 iterations and nodes instead of seconds. The same program gives the same answer on a busy machine.
@@ -18,7 +18,7 @@ INFINITY = float("inf")
 
 
 def sums(places: Ints, values: Floats, length: int) -> Floats:
-    """Sum of the values that belong to each place."""
+    """Sum the values of each index."""
     total: Floats = np.zeros(length)
     np.add.at(total, places, values)
     return total
@@ -36,7 +36,7 @@ class Solution:
 
 
 class Program:
-    """Minimise cost·x subject to lower <= A·x <= upper, built a block at a time.
+    """Minimize cost·x subject to lower <= A·x <= upper, built a block at a time.
 
     >>> program = Program()
     >>> x = program.columns(np.array([-1.0, -2.0]), upper=4.0)
@@ -76,11 +76,11 @@ class Program:
         return np.arange(self.row_count - count, self.row_count)
 
     def at_most(self, upper: Floats) -> Ints:
-        """Rows that are at most `upper`."""
+        """Add rows that are at most `upper`."""
         return self.rows(np.full(len(upper), -INFINITY), upper)
 
     def equal(self, value: Floats) -> Ints:
-        """Rows that equal `value`."""
+        """Add rows that equal `value`."""
         return self.rows(value, value)
 
     def add(self, rows: Ints, columns: Ints, values: Floats) -> None:
@@ -89,7 +89,7 @@ class Program:
         self._entries.append((rows, columns, np.asarray(values, dtype=np.float64)))
 
     def use(self, values: Floats) -> None:
-        """Take these values of the columns as done: what they use of the rows is gone."""
+        """Fix these values of the columns, and subtract what they use from the rows."""
         assert len(self._row_uppers) > 0
         uppers = np.concatenate(self._row_uppers)
         for rows, columns, entries in self._entries:
@@ -103,7 +103,7 @@ class Program:
         nodes_max: int = 500,
         gap: float = 1e-4,
     ) -> Solution | None:
-        """Solve; None where there is no feasible point, or none was found within the limits.
+        """Solve. Return None if no feasible point exists, or none was found within the limits.
 
         `method`: "choose", "simplex", "ipm", or "interior", which stays in the middle of the best
         face instead of going to one of its corners.

@@ -1,4 +1,4 @@
-"""Tasks that are alike count as one: a decision's size follows the kinds of work, not the queue.
+"""Groups equal tasks, so that a decision's size follows the kinds of work, not the queue.
 
 Tasks of one class have the same table row, weight, owner, allowed kinds, place and about the same
 number of steps left. While there are few tasks each is a class of its own, and nothing is lost.
@@ -83,7 +83,7 @@ def classify(view: View, urgency: Floats, classes_max: int = CLASSES_MAX) -> Cla
 
 
 def _alike(view: View, state: TaskState) -> tuple[object, ...]:
-    """What has to be equal; where a task runs matters only when moving it costs something."""
+    """Return what has to be equal; a task's device matters only if moving has a cost."""
     task = state.task
     place = (state.kind, state.started) if view.restart_cost_s > 0 else ()
     return state.row, task.kinds, task.weight, task.owner if view.pool.quotas else "", place
@@ -94,7 +94,7 @@ def _bucket(value: float, ratio: float) -> int:
 
 
 def allowed_kinds(view: View) -> Bools:
-    """May a task run on a kind? Shape (tasks, kinds). Tasks alike are asked once."""
+    """Return whether a task may run on a kind, shape (tasks, kinds). Equal tasks are computed once."""
     known: dict[tuple[int, frozenset[str] | None], list[bool]] = {}
     masks = []
     for state in view.tasks:

@@ -1,4 +1,4 @@
-"""Time shares to rounds: policies that answer "how much" instead of "what now".
+"""Turns time shares into rounds, for policies that answer "how much" instead of "what now".
 
 A share policy says which fraction of the time each task (or group of tasks) should spend on each
 kind. Each round then runs whoever is furthest behind its share, as Gavel (OSDI 2020) does: priority
@@ -42,7 +42,7 @@ class SharePolicy(Policy):
 
     @abstractmethod
     def shares(self, view: View) -> Shares:
-        """Fraction of the coming time on each kind, for single tasks and for groups."""
+        """Return the fraction of the coming time on each kind, for single tasks and groups."""
 
     def decide(self, view: View) -> Plan:
         view = view.runnable()
@@ -83,7 +83,7 @@ class SharePolicy(Policy):
                 del table[ids]
 
     def _most_behind(self, view: View) -> Plan:
-        """Greedy by priority, then deficit, then share; what has no share comes last."""
+        """Choose greedily by priority, then deficit, then share; tasks without a share come last."""
         states = {state.id: state for state in view.tasks}
         kinds = list(range(len(view.pool.kinds)))
         if not self.in_order:

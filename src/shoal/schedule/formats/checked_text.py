@@ -25,7 +25,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, with `\\n` as its only line end and without a byte order mark."""
+    """Read a file, with `\\n` as its only line end and without a byte order mark."""
     file = str(path)
     try:
         with path.open("rb") as source:
@@ -60,7 +60,7 @@ def shown(text: str) -> str:
 
 
 class Place:
-    """Where a value stands: errors about it name the file, the line and the field."""
+    """The position of a value: errors about it name the file, the line and the field."""
 
     def __init__(self, file: str, line: int, field: str) -> None:
         self.file, self.line, self.field = file, line, field

@@ -44,13 +44,13 @@ _ROW = re.compile(r"""\(\s*(['"])(.*)\1\s*,\s*(\d{1,9})\s*\)""", re.ASCII)
 
 
 def is_trace(text: str) -> bool:
-    """Does the first line that is not empty look like a Gavel trace?"""
+    """Return whether the first non-empty line looks like a Gavel trace."""
     first = text.lstrip("\n").split("\n", 1)[0]
     return first.count("\t") >= 5
 
 
 def read_trace(file: str, text: str) -> Trace:
-    """The tasks of a Gavel trace, in file order."""
+    """Read the tasks of a Gavel trace, in file order."""
     tasks, lines = [], []
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
@@ -86,12 +86,12 @@ def _task(file: str, line: int, cells: list[str]) -> Task:
 
 
 def is_table(text: str) -> bool:
-    """Does this text look like a Gavel throughput table? No CSV header begins like that."""
+    """Return whether this text looks like a Gavel throughput table. No CSV header begins like that."""
     return text.lstrip().startswith("{")
 
 
 def read_table(file: str, text: str) -> Throughputs:
-    """The table; kinds of spread-out gangs (`*_unconsolidated`) are left out."""
+    """Read the table, without the kinds of spread-out gangs (`*_unconsolidated`)."""
     raw = _decode(file, text)
     kinds = tuple(kind for kind in raw if not kind.endswith("_unconsolidated"))
     if not kinds:
@@ -190,7 +190,7 @@ def _place(file: str, text: str, *keys: str) -> _KeyPlace:
 
 
 def _row(place: Place, key: str) -> tuple[str, int]:
-    """The row that "('type', devices)" names."""
+    """Return the row that "('type', devices)" names."""
     found = _ROW.fullmatch(key)
     if found is None:
         raise place.error("is no ('type', devices)")

@@ -34,8 +34,9 @@ from shoal.schedule.formats.checked_text import (
     read_text,
     shown,
 )
-from shoal.schedule.model.entities import InputError, Pool, Task, Trace, parse_bytes, show_bytes
+from shoal.schedule.model.entities import InputError, Pool, Task, Trace
 from shoal.schedule.model.throughputs import Group, Throughputs
+from shoal.units import parse_bytes, show_bytes
 
 TRACE_COLUMNS = ("name", "type", "steps", "arrival_s")
 TRACE_OPTIONAL = ("devices", "weight", "deadline_s", "kinds", "owner")
@@ -53,7 +54,7 @@ class _Line:
         return InputError(self.file, self.number, field, problem)
 
     def get(self, field: str) -> str:
-        """The cell, or "" where the file has no such column."""
+        """Return the cell, or "" if the file does not have the column."""
         return self.cells.get(field, "").strip()
 
     def text(self, field: str) -> str:
@@ -85,7 +86,7 @@ def _cells(file: str, number: int, line: str) -> list[str]:
 def _lines(
     file: str, text: str, columns: tuple[str, ...], optional: tuple[str, ...]
 ) -> Iterator[_Line]:
-    """The lines of a CSV text whose header has all of `columns`, once, and nothing unknown."""
+    """Read the lines of a CSV text. Its header has all of `columns` once, and no others."""
     numbered = [
         (number, line)
         for number, line in enumerate(text.split("\n"), start=1)
@@ -117,7 +118,7 @@ def _lines(
 
 
 def read_trace(path: Path) -> Trace:
-    """A trace in Shoal's or Gavel's format, whichever it is."""
+    """Read a trace in Shoal's or Gavel's format."""
     file, text = str(path), read_text(path)
     if gavel.is_trace(text):
         return gavel.read_trace(file, text)
@@ -153,7 +154,7 @@ def _task(line: _Line) -> Task:
 
 
 def read_table(path: Path) -> Throughputs:
-    """A throughput table in Shoal's or Gavel's format, whichever it is."""
+    """Read a throughput table in Shoal's or Gavel's format."""
     file, text = str(path), read_text(path)
     if gavel.is_table(text):
         return gavel.read_table(file, text)
@@ -235,7 +236,7 @@ def write_trace(path: Path, tasks: Iterable[Task]) -> None:
 def check_trace(
     trace: Trace, table: Throughputs, pool: Pool, *, may_never_run: bool = False
 ) -> None:
-    """Every task can run somewhere in the pool, and every kind is known; else `InputError`.
+    """Raise `InputError` unless every task can run in the pool and every kind is known.
 
     With `may_never_run` tasks may be too large for the pool, for those who ask why they wait.
     """
@@ -271,7 +272,7 @@ def check_trace(
 
 
 def _why_not(task: Task, row: int, table: Throughputs, pool: Pool) -> list[str]:
-    """For each kind on which the task can never run, why."""
+    """Say for each kind on which the task can never run, why."""
     problems = []
     for place, kind in enumerate(pool.kinds):
         if task.kinds is not None and kind.name not in task.kinds:

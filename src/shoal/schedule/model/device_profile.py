@@ -1,4 +1,4 @@
-"""What is known of a device: a value that is stored, sent and shown. Needs neither torch nor numpy.
+"""The profile of a device: a value that is stored, sent and shown. Needs neither torch nor numpy.
 
 Every number is bounded, because profiles come from files and from other machines.
 """

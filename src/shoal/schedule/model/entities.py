@@ -1,4 +1,4 @@
-"""The words of the scheduler: kinds of device, a pool of them, and tasks.
+"""The scheduler's values: kinds of devices, pools and tasks.
 
 Everything here is a plain value. Times are seconds (`_s`), memory is bytes (`_bytes`), work is
 counted in training steps.
@@ -9,48 +9,19 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from shoal.units import parse_bytes
+
 #: Largest gang and longest co-location that any code below has to handle.
 GANG_DEVICES_MAX = 4096
 TOGETHER_MAX = 8
 POOL_DEVICES_MAX = 1_000_000
-MEMORY_BYTES_MAX = 2**60
 
 _COUNT = re.compile(r"[0-9]{1,9}")
-_SIZE_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-_SIZE_UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-
-
-def parse_bytes(text: str) -> int:
-    """Read a size with a unit.
-
-    >>> parse_bytes("16GiB")
-    17179869184
-    """
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
-    if match is None or match[2].upper() not in _SIZE_UNITS:
-        raise ValueError(f"{text!r} is no size; write for example 512MiB or 16GiB")
-    size_bytes = float(match[1]) * _SIZE_UNITS[match[2].upper()]
-    if size_bytes > MEMORY_BYTES_MAX:
-        raise ValueError(f"{text[:60]!r} is more memory than a device can have")
-    return int(size_bytes)
-
-
-def show_bytes(size_bytes: float) -> str:
-    """A size for people.
-
-    >>> show_bytes(3 * 2**29)
-    '1.5 GiB'
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size_bytes < 1024:
-            return f"{size_bytes:.4g} {unit}"
-        size_bytes /= 1024
-    return f"{size_bytes:.4g} TiB"
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A number of devices that are alike.
+    """A number of equal devices.
 
     `memory_bytes` 0 means unknown: then only the throughput table says what fits together.
     """
@@ -88,7 +59,7 @@ class Pool:
         for part in text.split(","):
             fields = part.strip().split(":")
             if len(fields) not in (2, 3) or not fields[0] or not _COUNT.fullmatch(fields[1]):
-                raise ValueError(f"{part!r} is no `kind:count[:memory]`, as in v100:8:16GiB")
+                raise ValueError(f"{part!r} is not `kind:count[:memory]`, as in v100:8:16GiB")
             memory_bytes = parse_bytes(fields[2]) if len(fields) == 3 else 0
             kinds.append(Kind(fields[0], int(fields[1]), memory_bytes))
         names = [kind.name for kind in kinds]
@@ -122,7 +93,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Tasks, and where each was written, so that an error can name its line."""
+    """Tasks and their positions in the file, so that an error can name the line."""
 
     tasks: list[Task]
     file: str

@@ -1,4 +1,4 @@
-"""What is known of devices and of tasks, and what follows for a pair that was never run.
+"""Predicts the speed of tasks on devices where they never ran, from profiles and observations.
 
 A task is profiled on one device and predicted on the others: its operators are known (each passes
 through the stream), so its step takes, on a device, the sum over operators of the larger of
@@ -108,7 +108,7 @@ class Predictor:
         self._errors: list[float] = []
 
     def observe(self, task: TaskProfile, device: DeviceProfile, steps_per_s: float) -> None:
-        """Take in a measured speed; the prediction it replaces is judged by it first."""
+        """Learn a measured speed. First compare it with the prediction that it replaces."""
         before = self.predict(task, device)
         if not before.observed and self._efficiency(task):
             self._errors.append(abs(before.steps_per_s / steps_per_s - 1))
@@ -118,7 +118,7 @@ class Predictor:
         self._observed[task.type, device.kind] = steps_per_s
 
     def predict(self, task: TaskProfile, device: DeviceProfile) -> Prediction:
-        """Observed where there is an observation, else the roofline times the learnt efficiency."""
+        """Return the observation if there is one, else the roofline times the learned efficiency."""
         known = self._observed.get((task.type, device.kind), task.steps_per_s.get(device.kind))
         if known is not None:
             return Prediction(known, 0.0, observed=True)
@@ -127,7 +127,7 @@ class Predictor:
         return Prediction(efficiency / busy_times(task, device)[0], self.error(), observed=False)
 
     def error(self) -> float:
-        """Mean relative error of the predictions that could be checked so far."""
+        """Return the mean relative error of the checked predictions."""
         return float(np.mean(self._errors)) if self._errors else ERROR_PRIOR
 
     def _efficiency(self, task: TaskProfile) -> list[float]:

@@ -1,4 +1,4 @@
-"""Measures a device and a task through torch, whatever the device is.
+"""Measures any torch device, and a task on it.
 
 This is the shell around `profiles`: it runs things and reads a clock.
 """
@@ -37,7 +37,7 @@ Clock = Callable[[], float]
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until all that was issued to the device is done."""
+    """Wait for all work of the device."""
     module = getattr(torch, device.type, None)
     if device.type != "cpu" and module is not None and hasattr(module, "synchronize"):
         module.synchronize(device)
@@ -94,7 +94,7 @@ def hardware_identity(device: torch.device) -> str:
 
 
 def memory_of(device: torch.device) -> int:
-    """Bytes of the device's memory; 0 where it cannot be asked."""
+    """Return the bytes of the device's memory; 0 if unknown."""
     module = getattr(torch, device.type, None)
     if device.type == "cpu" or module is None or not hasattr(module, "get_device_properties"):
         return 0

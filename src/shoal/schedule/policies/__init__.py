@@ -1,1 +1,1 @@
-"""One file per policy. A file that is added here is found by itself."""
+"""One file per policy. Shoal finds a new file here by itself."""

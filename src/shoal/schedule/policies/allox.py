@@ -1,4 +1,4 @@
-"""AlloX-like: shortest average completion time by matching tasks to places in the queues."""
+"""AlloX-like: shortest average completion time by matching tasks to positions in the queues."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Allox(Policy):
         return Plan(tuple(room.assignments))
 
     def _match(self, view: View, waiting: list[TaskState]) -> list[tuple[TaskState, int]]:
-        """Tasks with their kinds, first in the queue first."""
+        """Return the tasks with their kinds, in the order of the queue."""
         counts = np.array([kind.count for kind in view.pool.kinds], dtype=np.float64)
         gangs = np.array([state.task.devices for state in waiting], dtype=np.float64)
         depth = int(np.ceil(2 * gangs.sum() / counts.sum())) + 1

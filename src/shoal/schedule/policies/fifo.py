@@ -1,4 +1,4 @@
-"""First come, first served: nobody is overtaken."""
+"""First come, first served: no task overtakes another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finish-time fairness: the worst ratio of finish time to that of a fair share is minimised."""
+"""Finish-time fairness: minimizes the worst ratio of finish time to that of a fair share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RATIO_PRECISION = 0.005
 
 
 class FinishTime(SharePolicy):
-    """For a given ratio each task needs a certain speed; the least feasible ratio is bisected."""
+    """Finds the least feasible ratio by bisection: a ratio requires a speed of each task."""
 
     name: ClassVar[str] = "finish-time"
     summary: ClassVar[str] = "heterogeneity-aware finish-time fairness"

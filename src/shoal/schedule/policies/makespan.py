@@ -1,4 +1,4 @@
-"""Least makespan: all that is present is finished as early as possible, whoever comes first."""
+"""Least makespan: finishes all present tasks as early as possible, in any order."""
 
 from __future__ import annotations
 

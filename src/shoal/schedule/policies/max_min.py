@@ -1,4 +1,4 @@
-"""Max-min fairness: nobody's share of the pool is smaller than it has to be."""
+"""Max-min fairness: maximizes the smallest share of the pool."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Las(SharePolicy):
 
 
 class MaxMin(SharePolicy):
-    """Heterogeneity-aware: the least progress, against a task's average speed, is maximised."""
+    """Heterogeneity-aware: maximizes the least progress relative to a task's average speed."""
 
     name: ClassVar[str] = "max-min"
     summary: ClassVar[str] = "heterogeneity-aware max-min fairness"

@@ -1,4 +1,4 @@
-"""Lower bounds: no schedule of the trace, by whatever policy, is better than these.
+"""Lower bounds that no schedule of the trace can beat, with any policy.
 
 Both are linear programs over device time z[G, g] (seconds that group G of table rows runs on
 devices of kind g), for all groups up to `together_max` that gain over taking turns; a group that
@@ -61,7 +61,7 @@ def makespan_bound(
 
 
 def _makespan(work: Workload) -> float:
-    """Work per (row, kind) comes from groups and goes to tasks; the horizon T is minimised."""
+    """Work per (row, kind) comes from groups and goes to tasks; the program minimizes the horizon T."""
     program = Program()
     number, kind, row, rate = work.members()
     kinds_count = len(work.counts)
@@ -208,7 +208,7 @@ def _add_supply(
 
 
 def bounds(pool: Pool, table: Throughputs, tasks: Sequence[Task], together_max: int = 2) -> Bounds:
-    """Both bounds of a trace on a pool."""
+    """Return both bounds of a trace on a pool."""
     work = Workload(pool, table, tasks, together_max)
     makespan_s = _makespan(work)
     return Bounds(_completion(work, makespan_s), makespan_s)

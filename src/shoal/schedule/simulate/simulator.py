@@ -175,7 +175,7 @@ class Simulation:
         return True
 
     def decide(self) -> tuple[View, Plan] | None:
-        """What the policy sees now and what it answers; None when all tasks are finished.
+        """Return what the policy sees now and what it answers; None when all tasks are finished.
 
         `carry_out` is to follow: the policy keeps count of its rounds.
         """
@@ -220,7 +220,7 @@ class Simulation:
             self.arrived += 1
 
     def _idle(self) -> None:
-        """Nothing runs: go on at the next arrival."""
+        """Skip to the next arrival: nothing runs."""
         if self.arrived == len(self.tasks):
             names = ", ".join(state.task.name for state in list(self.active.values())[:5])
             raise StuckError(

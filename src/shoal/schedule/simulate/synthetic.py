@@ -1,4 +1,4 @@
-"""Traces from a seed: for trying a policy on work that it was not tuned on."""
+"""Makes traces from a seed, to try a policy on work that it was not tuned on."""
 
 from __future__ import annotations
 

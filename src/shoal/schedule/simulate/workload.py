@@ -1,4 +1,4 @@
-"""What the programs of the bounds share: a trace's work, and all ways in which a pool can do it."""
+"""A trace's work, and all ways in which a pool can do it: shared by the bounds' programs."""
 
 from __future__ import annotations
 

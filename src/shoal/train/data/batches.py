@@ -1,4 +1,4 @@
-"""Batches: how many samples they hold, how they are divided and how a model is called with them.
+"""Batches: their size, how they are split, and how they are passed to a model.
 
 A batch is `(inputs, target)`, `(input, input, …, target)`, or a dict of keyword arguments. Its
 tensors have the samples in their first dimension.
@@ -23,40 +23,42 @@ from shoal.train.group.errors import BatchError
 Loss = Callable[[Any, Any], torch.Tensor]
 
 
-class Numbered(ABC):
-    """A batch, or a part of one, that is only numbers of samples until a device wants them
+class IndexedBatch(ABC):
+    """A batch, or a sub-batch, that holds only sample indices until a device needs the samples
     (node_data.py)."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Samples."""
+        """Return the number of samples."""
 
     @abstractmethod
-    def split(self, counts: Sequence[int]) -> list[Numbered]:
-        """Parts of so many samples, in order."""
+    def split(self, counts: Sequence[int]) -> list[IndexedBatch]:
+        """Split into sub-batches of so many samples, in order."""
 
     @abstractmethod
     def to_device(self, device: torch.device) -> Any:
-        """The samples as tensors of a device."""
+        """Return the samples as tensors on a device."""
 
 
 def map_leaves(work: Callable[[Any], Any], batch: Any) -> Any:
-    """`work` done to every leaf; what is like a dict becomes one (Hugging Face's BatchEncoding). Runs
-    several times a step, so what batches usually are is quick."""
+    """Apply `work` to every leaf. Mappings become dicts (Hugging Face's BatchEncoding).
+
+    This runs several times a step, so the usual kinds of batches take a short path.
+    """
     if isinstance(batch, (torch.Tensor, np.ndarray)):
         return work(batch)
     kind = type(batch)
     if kind is tuple:
-        return tuple([map_leaves(work, part) for part in batch])
+        return tuple([map_leaves(work, item) for item in batch])
     if kind is list:
-        return [map_leaves(work, part) for part in batch]
+        return [map_leaves(work, item) for item in batch]
     if kind is dict or isinstance(batch, Mapping):
-        return {key: map_leaves(work, part) for key, part in batch.items()}
-    return pytree.tree_map(work, batch)  # named tuples, and whatever else torch knows
+        return {key: map_leaves(work, item) for key, item in batch.items()}
+    return pytree.tree_map(work, batch)  # named tuples, and other containers that torch knows
 
 
 def as_tensors(batch: Any) -> Any:
-    """The batch with numpy arrays turned into tensors of the same memory."""
+    """Turn numpy arrays into tensors of the same memory."""
     return map_leaves(
         lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, batch
     )
@@ -67,8 +69,8 @@ def _divisible(leaf: Any) -> bool:
 
 
 def size(batch: Any) -> int:
-    """The number of samples; raises if the tensors disagree."""
-    if isinstance(batch, Numbered):
+    """Return the number of samples. Raise if the tensors disagree."""
+    if isinstance(batch, IndexedBatch):
         return len(batch)
     sizes: list[int] = []
     map_leaves(lambda leaf: sizes.append(leaf.shape[0]) if _divisible(leaf) else None, batch)
@@ -87,8 +89,8 @@ def size(batch: Any) -> int:
 
 
 def split(batch: Any, counts: Sequence[int]) -> list[Any]:
-    """Parts of so many samples, in order; no memory is copied."""
-    if isinstance(batch, Numbered):
+    """Split a batch into sub-batches of so many samples, in order, without a copy."""
+    if isinstance(batch, IndexedBatch):
         return list(batch.split(counts))
     starts = itertools.accumulate(counts, initial=0)
     return [
@@ -102,8 +104,8 @@ def _narrow(start: int, count: int, leaf: Any) -> Any:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch on a device; pinned memory is sent without waiting."""
-    if isinstance(batch, Numbered):
+    """Copy a batch to a device; pinned memory is sent without waiting."""
+    if isinstance(batch, IndexedBatch):
         return batch.to_device(device)
     return map_leaves(
         lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf,
@@ -112,8 +114,8 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def ahead_to_device(batch: Any, device: torch.device) -> Any:
-    """As `to_device`, ahead of the step: if the device is lost, it is the step that meets that, where
-    it is known whose device it was."""
+    """Copy a batch to a device ahead of its step. If the device is lost, leave the error to the step,
+    which knows the device's group."""
     try:
         return to_device(batch, device)
     except DeviceLostError:
@@ -121,7 +123,7 @@ def ahead_to_device(batch: Any, device: torch.device) -> Any:
 
 
 def call(model: Callable[..., Any], batch: Any) -> tuple[Any, Any]:
-    """Runs the model; returns its output and what the loss compares it with."""
+    """Run the model. Return its output and the target for the loss."""
     if isinstance(batch, dict):
         return model(**batch), batch
     if isinstance(batch, (tuple, list)) and len(batch) >= 2:
@@ -134,7 +136,7 @@ def call(model: Callable[..., Any], batch: Any) -> tuple[Any, Any]:
 
 
 def loss_of(loss: Loss | None, output: Any, target: Any) -> torch.Tensor:
-    """The mean loss; without a loss function the one that the model itself returned."""
+    """Return the mean loss; without a loss function, the one that the model returned."""
     value: Any
     if loss is not None:
         value = loss(output, target)

@@ -1,4 +1,4 @@
-"""Trees of dicts, tuples and lists, taken apart for the wire and put together again."""
+"""Trees of dicts, tuples and lists, flattened for the wire and rebuilt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shoal.train.group.errors import DataError
 
 
 def flatten(tree: Any) -> tuple[Skeleton, list[Any]]:
-    """A tree's shape with numbers for leaves, and the leaves in the order of their numbers.
+    """Return the skeleton of a tree, with numbers for leaves, and the leaves in that order.
 
     >>> flatten({"x": "a.npy", "y": "b.npy"})[1]
     ['a.npy', 'b.npy']
@@ -23,7 +23,7 @@ def _flatten(tree: Any, leaves: list[Any]) -> Skeleton:
     if isinstance(tree, dict):
         names = list(tree)
         if not all(isinstance(name, str) for name in names):
-            raise DataError("names of a dict that is read at a node are strings")
+            raise DataError("a dict that a node reads must have strings for names")
         return Branch("dict", names, [_flatten(part, leaves) for part in tree.values()])
     if isinstance(tree, (tuple, list)):
         kind = "tuple" if isinstance(tree, tuple) else "list"
@@ -33,14 +33,14 @@ def _flatten(tree: Any, leaves: list[Any]) -> Skeleton:
 
 
 def rebuild(skeleton: Skeleton, leaves: Sequence[Any]) -> Any:
-    """The tree again, with these leaves. Raises DataError if the shape does not fit them."""
+    """Rebuild a tree from its skeleton and leaves. Raise DataError if they do not match."""
     if isinstance(skeleton, int):
         if not 0 <= skeleton < len(leaves):
-            raise DataError(f"a tree names leaf {skeleton} of {len(leaves)}")
+            raise DataError(f"the skeleton names leaf {skeleton}, but there are {len(leaves)}")
         return leaves[skeleton]
     parts = [rebuild(part, leaves) for part in skeleton.parts]
     if skeleton.kind == "dict":
         if len(set(skeleton.names)) != len(skeleton.names) or len(skeleton.names) != len(parts):
-            raise DataError("the names of a tree do not fit its parts")
+            raise DataError("the names of a dict do not match its values")
         return dict(zip(skeleton.names, parts, strict=True))
     return tuple(parts) if skeleton.kind == "tuple" else parts

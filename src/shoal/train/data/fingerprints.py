@@ -1,7 +1,7 @@
-"""Whether a path means the same files on two machines, without sending them.
+"""Fingerprints show whether a path means the same files on two machines, without sending them.
 
-A mark is of names, sizes, the beginning of files and blocks from all over them. Files that were written
-differently differ in those; it is no proof against somebody who wants to deceive.
+A fingerprint covers names, sizes, the beginning of files and blocks from all over them. Files that were
+written differently differ in those. It does not protect against deliberate deception.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from shoal.pool.wire.data_messages import PathMark
+from shoal.pool.wire.data_messages import Fingerprint
 from shoal.train.group.errors import DataError
 
 HEAD_BYTES = 2**16
 BLOCK_BYTES = 2**12
-BLOCKS = 16  # of a file, beside its head; the last one ends with it
-FILES_READ = 32  # of those behind one path; of the others name and size count
+BLOCKS = 16  # of a file, besides its head; the last one ends with it
+FILES_READ = 32  # of those behind one path; the others count with name and size
 
 
-def mark(base: Path, files: Sequence[Path]) -> PathMark:
-    """The mark of files; their names count from `base` on."""
+def fingerprint(base: Path, files: Sequence[Path]) -> Fingerprint:
+    """Compute the fingerprint of files, with their names relative to `base`."""
     digest = hashlib.sha256()
     total = 0
     sizes = []
@@ -33,11 +33,11 @@ def mark(base: Path, files: Sequence[Path]) -> PathMark:
         digest.update(len(name).to_bytes(8, "little") + name + size.to_bytes(8, "little"))
     for number in spread(len(files), FILES_READ):
         _read(digest, files[number], sizes[number])
-    return PathMark(len(files), total, digest.digest())
+    return Fingerprint(len(files), total, digest.digest())
 
 
 def spread(count: int, most: int) -> list[int]:
-    """At most so many of the numbers below `count`, from the first to the last."""
+    """Return at most `most` of the numbers below `count`, spread evenly."""
     if count <= most:
         return list(range(count))
     return [i * (count - 1) // (most - 1) for i in range(most)]
@@ -62,10 +62,10 @@ def _read(digest: hashlib._Hash, path: Path, size: int) -> None:
         raise DataError(f"{path} cannot be read: {error}") from None
 
 
-def difference(here: PathMark, there: PathMark) -> str | None:
-    """How they differ, in words; None if they do not."""
+def difference(here: Fingerprint, there: Fingerprint) -> str | None:
+    """Describe how two fingerprints differ; None if they do not."""
     if here.files != there.files:
         return f"{here.files} files here, {there.files} there"
     if here.total_bytes != there.total_bytes:
         return f"{here.total_bytes} bytes here, {there.total_bytes} there"
-    return "as many bytes, but others" if here.digest != there.digest else None
+    return "the same size, but different bytes" if here.digest != there.digest else None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, Full, Queue
+from queue import Full, Queue
 from typing import Any
 
 import numpy as np
@@ -24,17 +26,17 @@ from shoal.train.data.sources import ArraySource, DatasetSource, Indices, Source
 from shoal.train.group.devices import has_lease
 from shoal.train.group.errors import DataError
 
-AHEAD = 4  # batches that are read before they are asked for
+AHEAD = 4  # batches that are read ahead
 THREADS = 2
 MIXED_RUNS = 4  # runs (row groups, shards) whose samples are shuffled together
-LOOK_EVERY_S = 0.1
+POLL_S = 0.1
 
 
 class Loader:
     """Batches of a source, one epoch for each iteration.
 
-    `state_dict()` holds how many batches were *handed out*; a loader that loads it goes on with the
-    next one, with nothing read twice.
+    `state_dict()` holds how many batches the loader *handed out*. A loader that loads it goes on with
+    the next one.
 
     >>> loader = shoal.train.load(("x.npy", "y.npy"), batch_size=64, seed=1)
     >>> for x, y in loader:
@@ -54,13 +56,16 @@ class Loader:
         transform: Callable[[Any], Any] | None = None,
     ) -> None:
         if batch_size < 1 or ahead < 1 or threads < 1:
-            raise DataError("batch_size, ahead and threads are at least 1")
+            raise DataError(
+                f"batch_size, ahead and threads must be at least 1 (got "
+                f"{batch_size}, {ahead} and {threads})"
+            )
         if len(source) < 1:
             raise DataError("the data has no samples")
         self.source = source
         self.batch_size = batch_size
         self.epoch = 0
-        self._at = 0  # batches of this epoch that were handed out
+        self._at = 0  # batches of this epoch that are handed out
         self._shuffle = shuffle
         self._seed = seed
         self._drop_last = drop_last
@@ -69,12 +74,12 @@ class Loader:
         self._transform = transform
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
+        """Return the batches of an epoch."""
         whole, rest = divmod(len(self.source), self.batch_size)
         return whole + (1 if rest and not self._drop_last else 0)
 
     def order(self, epoch: int) -> Indices:
-        """The numbers of an epoch's samples, in the order they are read."""
+        """Return the sample indices of an epoch, in reading order."""
         count = len(self.source)
         if not self._shuffle:
             return np.arange(count, dtype=np.int64)
@@ -84,16 +89,16 @@ class Loader:
         return _mixed(self.source.runs, rng)
 
     def __iter__(self) -> Iterator[Any]:
-        """The rest of this epoch; then the next epoch begins."""
+        """Yield the rest of this epoch. Then the next epoch begins."""
         order = self.order(self.epoch)
         if isinstance(self.source, NodeSource) and self.source.at_nodes():
-            yield from self._numbers(self.source, order)
+            yield from self._read_at_nodes(self.source, order)
         else:
-            yield from self._read_ahead(order)
+            yield from self._read_here(order)
         self.epoch, self._at = self.epoch + 1, 0
 
-    def _numbers(self, source: NodeSource, order: Indices) -> Iterator[Any]:
-        """Batches that are read at the nodes of the devices that they are divided among."""
+    def _read_at_nodes(self, source: NodeSource, order: Indices) -> Iterator[Any]:
+        """Yield batches that the nodes of their devices read."""
         for near in range(self._ahead):
             source.expect(self._samples(order, self._at + near), near)
         for number in range(self._at, len(self)):
@@ -102,7 +107,7 @@ class Loader:
             self._at += 1
             yield batch
 
-    def _read_ahead(self, order: Indices) -> Iterator[Any]:
+    def _read_here(self, order: Indices) -> Iterator[Any]:
         wanted = iter(range(self._at, len(self)))
         with ThreadPoolExecutor(self._threads, thread_name_prefix="shoal-load") as pool:
             reading: deque[Future[Any]] = deque()
@@ -120,8 +125,7 @@ class Loader:
 
     @property
     def places(self) -> dict[str, str]:
-        """Where the part of each device of the lease is read, by name of the device: "node", or
-        "program" and why."""
+        """Who reads for each device of the lease, by its name: "node", or "program" and why."""
         return self.source.places if isinstance(self.source, NodeSource) else {}
 
     def _next(self, reading: deque[Future[Any]]) -> Any:
@@ -140,23 +144,25 @@ class Loader:
         return pin(batch)
 
     def state_dict(self) -> dict[str, int]:
-        """Where the loader is: an epoch, and batches of it that were handed out."""
+        """Return the position: the epoch, and its batches that are handed out."""
         return {"epoch": self.epoch, "batches": self._at, "seed": self._seed}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         if int(state["seed"]) != self._seed:
             raise DataError(
-                f"the state is of a loader with seed {state['seed']}, this one has {self._seed}: it "
-                "would read other samples"
+                f"the state belongs to a loader with seed {state['seed']}, this one has "
+                f"seed {self._seed} and would read other samples"
             )
         if not 0 <= int(state["batches"]) <= len(self):
-            raise DataError(f"the state is of other data: an epoch has {len(self)} batches here")
+            raise DataError(
+                f"the state belongs to other data: an epoch has {len(self)} batches here"
+            )
         self.epoch, self._at = int(state["epoch"]), int(state["batches"])
 
 
 class StreamLoader:
-    """Any iterable of batches (a DataLoader), read ahead by a thread. Resuming skips what was read
-    before; the order is the iterable's own."""
+    """Any iterable of batches (a DataLoader), which a thread reads ahead in its own order. A resumed
+    one skips the batches before its position."""
 
     def __init__(self, batches: Any, ahead: int = AHEAD) -> None:
         self._batches = batches
@@ -168,24 +174,10 @@ class StreamLoader:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
-        queue: Queue[tuple[str, Any]] = Queue(self._ahead)
-        stop = threading.Event()
-        skip = self._at
-        thread = threading.Thread(
-            target=_pump, args=(self._batches, skip, queue, stop), name="shoal-load", daemon=True
-        )
-        thread.start()
-        try:
-            while True:
-                kind, value = queue.get()
-                if kind == "error":
-                    raise value
-                if kind == "end":
-                    break
-                self._at += 1
-                yield value
-        finally:
-            stop.set()
+        rest = itertools.islice(self._batches, self._at, None)
+        for batch in _read_ahead(rest, self._ahead, "shoal-load"):
+            self._at += 1
+            yield batch
         self.epoch, self._at = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, int]:
@@ -195,29 +187,56 @@ class StreamLoader:
         self.epoch, self._at = int(state["epoch"]), int(state["batches"])
 
 
-def _pump(batches: Any, skip: int, queue: Queue[tuple[str, Any]], stop: threading.Event) -> None:
-    """Fills the queue until the batches or the interest in them end."""
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The end of a queue of batches."""
 
-    def put(item: tuple[str, Any]) -> bool:
+    error: BaseException | None = None
+
+
+def _read_ahead(batches: Iterable[Any], ahead: int, name: str, join_s: float = 0) -> Iterator[Any]:
+    """Yield batches that a thread reads ahead. At the end, wait so long for the thread."""
+    queue: Queue[Any] = Queue(ahead)
+    stop = threading.Event()
+    thread = threading.Thread(target=_fill, args=(batches, queue, stop), name=name, daemon=True)
+    thread.start()
+    try:
+        while True:
+            found = queue.get()
+            if not isinstance(found, _End):
+                yield found
+            elif found.error is not None:
+                raise found.error
+            else:
+                return
+    finally:
+        stop.set()
+        thread.join(join_s)
+
+
+def _fill(batches: Iterable[Any], queue: Queue[Any], stop: threading.Event) -> None:
+    """Fill the queue until the batches end or `stop` is set."""
+
+    def put(found: Any) -> bool:
         while not stop.is_set():
             try:
-                queue.put(item, timeout=LOOK_EVERY_S)
+                queue.put(found, timeout=POLL_S)
                 return True
             except Full:
                 continue
         return False
 
     try:
-        for number, batch in enumerate(batches):
-            if number >= skip and not put(("batch", pin(batch))):
+        for batch in batches:
+            if not put(pin(batch)):
                 return
-        put(("end", None))
+        put(_End())
     except BaseException as error:
-        put(("error", error))
+        put(_End(error))
 
 
 def pin(batch: Any) -> Any:
-    """The batch in memory that devices read without a copy, where it is not there already."""
+    """Copy a batch to memory that devices read without a copy, if it is not there already."""
     if not has_lease():
         return batch
 
@@ -233,31 +252,31 @@ def pin(batch: Any) -> Any:
 
 
 def _mixed(runs: Sequence[range], rng: np.random.Generator) -> Indices:
-    """Runs in random order; samples of a few neighbouring runs at a time are shuffled together, so
-    that each run is read about once."""
+    """Order the runs at random and shuffle the samples of a few runs together, so that each run is read
+    about once."""
     order = rng.permutation(len(runs))
-    parts = []
+    mixed = []
     for start in range(0, len(order), MIXED_RUNS):
         together = [
             np.arange(runs[i].start, runs[i].stop) for i in order[start : start + MIXED_RUNS]
         ]
-        parts.append(rng.permutation(np.concatenate(together)))
-    return np.concatenate(parts).astype(np.int64)
+        mixed.append(rng.permutation(np.concatenate(together)))
+    return np.concatenate(mixed).astype(np.int64)
 
 
 def load(
     data: Any, batch_size: int = 32, *, where: Where = "auto", **options: Any
 ) -> Loader | StreamLoader:
-    """A loader of whatever holds training data.
+    """Make a loader for training data.
 
     Args:
         data: a path (`.npy`, `.safetensors`, `.parquet`, `.arrow`, `.feather`, `.tar` or a pattern
             like `"shards/*.tar"`, or a folder of images by class); arrays or tensors; a tuple or a
             dict of those; a torch Dataset; a DataLoader (then `batch_size` is its own).
         batch_size: samples of a batch, over all groups.
-        where: who reads. "auto": for a device elsewhere its node, if it serves these files
-            (`shoal node --data DIR`) and they are the same there as here; else the program. "node":
-            an error where nodes cannot; the program need not have the files. "program": the program.
+        where: who reads. "auto": the node of a remote device, if it serves the same files (`shoal node
+            --data DIR`); else the program. "node": always the node; the program does not need the
+            files. "program": always the program.
         options: `shuffle`, `seed`, `drop_last`, `ahead`, `threads`, `transform` (of a batch),
             `sample_transform` (of one image or tar sample), `columns` (of a table).
 
@@ -275,8 +294,8 @@ def load(
     if where == "node" and (asked is None or code):
         what = "a transform" if code else f"{type(data).__name__}, which is more than paths,"
         raise DataError(
-            f'where="node": {what} is this program\'s own and is not sent to nodes. Leave it out, or '
-            'read in the program: where="program"'
+            f'where="node": {what} exists in this program only; Shoal does not send it to nodes. Leave '
+            'it out, or read in the program: where="program"'
         )
     if where == "program" or asked is None or code:
         return Loader(open_source(data, **special), batch_size, **options)
@@ -298,7 +317,7 @@ def open_source(
     sample_transform: Callable[[Any], Any] | None = None,
     columns: Sequence[str] | None = None,
 ) -> Source:
-    """The samples behind a path, arrays, a tuple or dict of them, or a torch dataset."""
+    """Open a path, arrays, a tuple or dict of them, or a torch dataset."""
     if isinstance(data, (np.ndarray, torch.Tensor)):
         return ArraySource(data)
     if isinstance(data, (str, Path)):
@@ -306,15 +325,15 @@ def open_source(
     if isinstance(data, dict):
         return TreeSource({k: open_source(v) for k, v in data.items()}, dict)
     if isinstance(data, (tuple, list)):
-        parts = {i: open_source(v) for i, v in enumerate(data)}
-        return TreeSource(parts, lambda read: tuple(read[i] for i in sorted(read)))
+        opened = {i: open_source(v) for i, v in enumerate(data)}
+        return TreeSource(opened, lambda read: tuple(read[i] for i in sorted(read)))
     if isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         return DatasetSource(data)
     if all(hasattr(data, name) for name in ("read", "warm", "runs", "__len__")):
         source: Source = data
         return source
     raise DataError(
-        f"{type(data).__name__} is no training data; give a path, arrays, a tuple or dict of them, a "
+        f"{type(data).__name__} is not training data; pass a path, arrays, a tuple or dict of them, a "
         "torch Dataset or a DataLoader"
     )
 
@@ -338,7 +357,7 @@ def open_file(
     transform: Callable[[Any], Any] | None = None,
     columns: Sequence[str] | None = None,
 ) -> Source:
-    """The samples in one file, or in a folder of images."""
+    """Open one file, or a folder of images."""
     if path.is_dir():
         return ImageFolderSource(path, transform)
     openers: dict[str, Callable[[], Source]] = {
@@ -351,14 +370,14 @@ def open_file(
     }
     if path.suffix not in openers:
         raise DataError(
-            f"{path}: files of the kind {path.suffix!r} are not read; use "
+            f"{path}: Shoal does not read {path.suffix!r} files; use "
             f"{', '.join(openers)}, or a torch Dataset"
         )
     return openers[path.suffix]()
 
 
 class Feed:
-    """Prepares the next batches in a thread while the devices work on earlier ones.
+    """Prepares the next batches in a thread while the devices compute earlier ones.
 
     >>> for batch in Feed(loader, prepare, ahead=2): ...
     """
@@ -369,26 +388,5 @@ class Feed:
         self._ahead = ahead
 
     def __iter__(self) -> Iterator[Any]:
-        queue: Queue[tuple[str, Any]] = Queue(self._ahead)
-        stop = threading.Event()
-        thread = threading.Thread(
-            target=_pump,
-            args=(map(self._prepare, self._batches), 0, queue, stop),
-            name="shoal-feed",
-            daemon=True,
-        )
-        thread.start()
-        try:
-            while True:
-                try:
-                    kind, value = queue.get(timeout=LOOK_EVERY_S)
-                except Empty:
-                    continue
-                if kind == "error":
-                    raise value
-                if kind == "end":
-                    return
-                yield value
-        finally:
-            stop.set()
-            thread.join(5)
+        prepared = map(self._prepare, self._batches)
+        return _read_ahead(prepared, self._ahead, "shoal-feed", join_s=5)

@@ -1,8 +1,8 @@
-"""Data that is read at the nodes of the devices that want it.
+"""Data that the nodes of the devices read.
 
-The program hands out batches that are only numbers of samples. Where a group's part of a batch goes
-to a device elsewhere, whose node serves the files, that node's reader reads it; other parts are read
-in the program. The order of samples is the program's, so it does not matter to the result who reads.
+The program hands out batches of sample indices. If a group's sub-batch goes to a remote device whose
+node serves the files, that node's reader reads it. The program reads the others. The program decides
+the order of samples, so the result does not depend on the reader.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from shoal.device import leases
 from shoal.errors import DeviceLostError
-from shoal.pool.wire.data_messages import DataPath, PathMark, Skeleton
+from shoal.pool.wire.data_messages import DataPath, Fingerprint, Skeleton
 from shoal.train.data import batches, fingerprints, node_paths
 from shoal.train.data.node_reader import NodeFile, NodeReader, ReaderLostError, reader_of
 from shoal.train.data.sources import Indices, Source
@@ -31,8 +31,8 @@ from shoal.train.group.errors import DataError
 _log = logging.getLogger("shoal.train")
 
 Where = Literal["auto", "node", "program"]
-THREADS = 2  # that read in the program, for devices of this machine
-KEPT_READS = 32  # parts that are read ahead in the program
+THREADS = 2  # that read in the program, for local devices
+KEPT_READS = 32  # micro-batches that are read ahead in the program
 
 
 def check_where(where: str) -> None:
@@ -41,7 +41,7 @@ def check_where(where: str) -> None:
 
 
 class NodeSource:
-    """Samples behind paths, which nodes may have, too."""
+    """Samples behind paths that nodes may have too."""
 
     def __init__(
         self,
@@ -55,15 +55,15 @@ class NodeSource:
         self._open_leaf = open_leaf
         self._where = where
         self._lock = threading.RLock()
-        self._lease: leases.Lease | None = None  # the one that is looked at below
+        self._lease: leases.Lease | None = None  # the one that the fields below describe
         self._places: dict[torch.device, tuple[NodeReader, NodeFile]] = {}
         weakref.finalize(self, _close_files, self._places).atexit = False
-        self._why_not: dict[str, str] = {}  # by name of the device: why it is read in the program
-        self._marks: list[PathMark] | None = None
+        self._why_not: dict[str, str] = {}  # by name of the device: why the program reads for it
+        self._fingerprints: list[Fingerprint] | None = None
         self._serial = 0
         self._division: list[tuple[torch.device, list[int]]] = []  # of the last batch, by device
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="shoal-load")
-        self._reads: OrderedDict[bytes, Future[Any]] = OrderedDict()  # in the program, ahead
+        self._reads: OrderedDict[bytes, Future[Any]] = OrderedDict()  # ahead, in the program
 
     # --- as a source -------------------
 
@@ -82,7 +82,7 @@ class NodeSource:
         return [range(a, b) for a, b in zip(starts, stops, strict=True)] if starts else None
 
     def read(self, indices: Indices) -> Any:
-        """The samples in this program's memory."""
+        """Return the samples in this program's memory."""
         if self._program is not None:
             return self._program.read(indices)
         reader, file = self._any_place()
@@ -96,8 +96,8 @@ class NodeSource:
     # --- who reads ---------------------
 
     def at_nodes(self) -> bool:
-        """Whether a device of the present lease has its part read at its node. Readers are started,
-        and what they see is compared with what the program sees, when this is first asked."""
+        """Return whether a node reads for a device of the present lease. The first call starts the
+        readers and compares their files with the program's."""
         lease = leases.current()
         with self._lock:
             if lease is None:
@@ -109,7 +109,7 @@ class NodeSource:
 
     @property
     def places(self) -> dict[str, str]:
-        """Where the part of each device of the lease is read: "node", or "program" and why."""
+        """Who reads for each device of the lease: "node", or "program" and why."""
         self.at_nodes()
         at_node = {reader.name: "node" for reader, _ in self._places.values()}
         return {**{n: f"program: {why}" for n, why in self._why_not.items()}, **at_node}
@@ -117,23 +117,23 @@ class NodeSource:
     def _look(self, lease: leases.Lease) -> None:
         _close_files(self._places)
         self._why_not.clear()
-        elsewhere = [place for place, far in enumerate(lease.by_network) if far]
-        with ThreadPoolExecutor(max(1, len(elsewhere))) as threads:  # they take a while to start
-            opening = {p: threads.submit(self._open_at, lease, p) for p in elsewhere}
-        for place, (granted, device) in enumerate(zip(lease.granted, lease.devices, strict=True)):
+        remote = [index for index, far in enumerate(lease.by_network) if far]
+        with ThreadPoolExecutor(max(1, len(remote))) as threads:  # they take a while to start
+            opening = {i: threads.submit(self._open_at, lease, i) for i in remote}
+        for index, (granted, device) in enumerate(zip(lease.granted, lease.devices, strict=True)):
             name = granted.info.name
-            if place not in opening:
+            if index not in opening:
                 self._why_not[name] = "the device is on this machine"
                 continue
             try:
-                reader, file = opening[place].result()
+                reader, file = opening[index].result()
                 self._compare(reader, file)
                 self._places[device] = reader, file
             except DataError as error:
                 if self._where == "node":
                     self._places.update(
-                        (lease.devices[p], one.result())
-                        for p, one in opening.items()
+                        (lease.devices[i], one.result())
+                        for i, one in opening.items()
                         if one.exception() is None
                     )
                     _close_files(self._places)
@@ -141,16 +141,16 @@ class NodeSource:
                 self._why_not[name] = str(error)
                 _log.info("data for %s is read in the program: %s", name, error)
 
-    def _open_at(self, lease: leases.Lease, place: int) -> tuple[NodeReader, NodeFile]:
-        reader = reader_of(lease, place)
+    def _open_at(self, lease: leases.Lease, index: int) -> tuple[NodeReader, NodeFile]:
+        reader = reader_of(lease, index)
         try:
             return reader, reader.open(self._skeleton, self._paths)
-        except ReaderLostError:  # it may have died long ago, and nobody had a reason to notice
-            reader = reader_of(lease, place)
+        except ReaderLostError:  # it may have died long ago, unnoticed
+            reader = reader_of(lease, index)
             return reader, reader.open(self._skeleton, self._paths)
 
     def _compare(self, reader: NodeReader, file: NodeFile) -> None:
-        """Raises if the node sees other files than all must see."""
+        """Raise if the node's files differ from the reference."""
         for path, here, there in zip(
             self._paths, self._reference(file), file.opened.marks, strict=True
         ):
@@ -162,15 +162,16 @@ class NodeSource:
                 reader.close_file(file)
                 raise DataError(text)
 
-    def _reference(self, file: NodeFile) -> list[PathMark]:
-        """What all must see: the program's files, or where it has none, the first node's."""
-        if self._marks is None and self._program is not None:
-            self._marks = [
-                node_paths.mark_of(p.path, self._open_leaf(p.path, p.columns)) for p in self._paths
+    def _reference(self, file: NodeFile) -> list[Fingerprint]:
+        """Return the reference: the program's files, or the first node's if it has none."""
+        if self._fingerprints is None and self._program is not None:
+            self._fingerprints = [
+                node_paths.fingerprint_of(p.path, self._open_leaf(p.path, p.columns))
+                for p in self._paths
             ]
-        if self._marks is None:
-            self._marks = file.opened.marks
-        return self._marks
+        if self._fingerprints is None:
+            self._fingerprints = file.opened.marks
+        return self._fingerprints
 
     def _any_place(self) -> tuple[NodeReader, NodeFile]:
         if not self.at_nodes():
@@ -183,7 +184,7 @@ class NodeSource:
         return next((place for place in places if place[0].usable), places[0])
 
     def _fall_back(self, device: torch.device, error: ReaderLostError) -> None:
-        """A reader is lost: the program reads for its device, if it may and can."""
+        """Let the program read for a device whose reader is lost, if it may and can."""
         if self._where == "node" or self._program is None:
             raise error
         with self._lock:
@@ -194,61 +195,61 @@ class NodeSource:
 
     # --- batches -----------------------
 
-    def batch(self, numbers: Indices) -> NodeBatch:
+    def batch(self, indices: Indices) -> NodeBatch:
         self._serial += 1
-        return NodeBatch(self, numbers, self._serial)
+        return NodeBatch(self, indices, self._serial)
 
-    def expect(self, numbers: Indices, ahead: int) -> None:
-        """Has samples read that will be a batch soon (0: the next one), divided as the last one was."""
-        if len(numbers) == 0:
+    def expect(self, indices: Indices, ahead: int) -> None:
+        """Read samples of a later batch ahead (0: the next one), split as the last one was."""
+        if len(indices) == 0:
             return
         if self.runs is not None:
             for reader, file in list(self._places.values()):
-                reader.warm(file, numbers)
-        if sum(sum(sizes) for _, sizes in self._division) != len(numbers):
+                reader.warm(file, indices)
+        if sum(sum(sizes) for _, sizes in self._division) != len(indices):
             return
         start = 0
         for device, sizes in list(self._division):
             for size in sizes:
-                self.ask(numbers[start : start + size], self._serial + 1 + ahead, device)
+                self.ask(indices[start : start + size], self._serial + 1 + ahead, device)
                 start += size
 
     def divided(self, division: list[tuple[torch.device, list[int]]]) -> None:
         self._division = division
 
-    def ask(self, numbers: Indices, serial: int, device: torch.device) -> None:
-        """Has a part read for a device, as far as there is room; whoever takes it is told of errors."""
+    def ask(self, indices: Indices, serial: int, device: torch.device) -> None:
+        """Read samples for a device ahead, if there is room; `take` raises the errors."""
         place = self._places.get(device)
         if place is not None:
             with suppress(DataError, DeviceLostError):
-                place[0].ask(place[1], numbers, serial)
+                place[0].ask(place[1], indices, serial)
         elif self._program is not None:
-            key = numbers.tobytes()
+            key = indices.tobytes()
             with self._lock:
                 if key not in self._reads:
-                    self._reads[key] = self._threads.submit(self._program.read, numbers)
+                    self._reads[key] = self._threads.submit(self._program.read, indices)
                 while len(self._reads) > KEPT_READS:
                     self._reads.popitem(last=False)[1].cancel()
 
-    def take(self, numbers: Indices, serial: int, device: torch.device) -> Any:
-        """A part on its device."""
+    def take(self, indices: Indices, serial: int, device: torch.device) -> Any:
+        """Return samples on their device."""
         place = self._places.get(device)
         if place is not None:
             try:
-                return place[0].take(place[1], numbers, serial)
+                return place[0].take(place[1], indices, serial)
             except ReaderLostError as error:
                 self._fall_back(device, error)
         if self._program is None and device.type != "cpu":
-            # Neither the program nor the device's node has it: by way of a device that does.
+            # Neither the program nor the device's node has it: read it through a device that does.
             reader, file = self._any_place()
-            return batches.to_device(reader.take(file, numbers, serial), device)
-        return batches.to_device(self.take_here(numbers), device)
+            return batches.to_device(reader.take(file, indices, serial), device)
+        return batches.to_device(self.take_here(indices), device)
 
-    def take_here(self, numbers: Indices) -> Any:
-        """A part in this program's memory; what was read ahead is waited for."""
+    def take_here(self, indices: Indices) -> Any:
+        """Return samples in this program's memory; wait if they are being read ahead."""
         with self._lock:
-            ahead = self._reads.pop(numbers.tobytes(), None)
-        return ahead.result() if ahead is not None else self.read(numbers)
+            ahead = self._reads.pop(indices.tobytes(), None)
+        return ahead.result() if ahead is not None else self.read(indices)
 
 
 def _close_files(places: dict[torch.device, tuple[NodeReader, NodeFile]]) -> None:
@@ -257,33 +258,33 @@ def _close_files(places: dict[torch.device, tuple[NodeReader, NodeFile]]) -> Non
     places.clear()
 
 
-class NodeBatch(batches.Numbered):
-    """Numbers of samples, which are read where they are wanted.
+class NodeBatch(batches.IndexedBatch):
+    """Sample indices, which are read where the samples are needed.
 
     In a loop without a trainer it unpacks like the batch that it stands for: the program then reads it.
     """
 
-    def __init__(self, source: NodeSource, numbers: Indices, serial: int) -> None:
+    def __init__(self, source: NodeSource, indices: Indices, serial: int) -> None:
         self._source = source
-        self._numbers = numbers
+        self._indices = indices
         self._serial = serial
         self._tensors: Any = None
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._indices)
 
-    def split(self, counts: Sequence[int]) -> list[batches.Numbered]:
-        parts: list[batches.Numbered] = []
+    def split(self, counts: Sequence[int]) -> list[batches.IndexedBatch]:
+        found: list[batches.IndexedBatch] = []
         start = 0
         for count in counts:
-            numbers = self._numbers[start : start + count]
-            parts.append(NodeBatch(self._source, numbers, self._serial))
+            indices = self._indices[start : start + count]
+            found.append(NodeBatch(self._source, indices, self._serial))
             start += count
-        return parts
+        return found
 
     def ask(self, device: torch.device) -> None:
         if len(self) > 0 and self._tensors is None:
-            self._source.ask(self._numbers, self._serial, device)
+            self._source.ask(self._indices, self._serial, device)
 
     def divided(self, division: list[tuple[torch.device, list[int]]]) -> None:
         self._source.divided(division)
@@ -291,12 +292,12 @@ class NodeBatch(batches.Numbered):
     def to_device(self, device: torch.device) -> Any:
         if self._tensors is not None:
             return batches.to_device(self._tensors, device)
-        return self._source.take(self._numbers, self._serial, device)
+        return self._source.take(self._indices, self._serial, device)
 
     def tensors(self) -> Any:
-        """The samples in this program's memory."""
+        """Return the samples in this program's memory."""
         if self._tensors is None:
-            self._tensors = self._source.take_here(self._numbers)
+            self._tensors = self._source.take_here(self._indices)
         return self._tensors
 
     def __iter__(self) -> Iterator[Any]:
@@ -309,17 +310,16 @@ class NodeBatch(batches.Numbered):
         return self.tensors().keys()
 
 
-def ask(parts: Sequence[Sequence[Any]], devices: Sequence[torch.device]) -> None:
-    """Has the parts of a divided batch read, each for its group's device, before the first of them is
-    waited for."""
+def ask(by_group: Sequence[Sequence[Any]], devices: Sequence[torch.device]) -> None:
+    """Start to read all micro-batches of a batch, each for its group's device."""
     wanted = [
-        (device, [part for part in group if isinstance(part, NodeBatch)])
-        for device, group in zip(devices, parts, strict=True)
+        (device, [batch for batch in group if isinstance(batch, NodeBatch)])
+        for device, group in zip(devices, by_group, strict=True)
     ]
     first = next((group[0] for _, group in wanted if group), None)
     if first is None:
         return
     for device, group in wanted:
-        for part in group:
-            part.ask(device)
-    first.divided([(device, [len(part) for part in group]) for device, group in wanted])
+        for batch in group:
+            batch.ask(device)
+    first.divided([(device, [len(batch) for batch in group]) for device, group in wanted])

@@ -1,4 +1,4 @@
-"""Data that is nothing but paths, so that a node can read it as the program would."""
+"""Data that consists of paths only, so that a node can read it as the program does."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from shoal.pool.base.folders import MAGIC, split_pattern
-from shoal.pool.wire.data_messages import DataPath, PathMark, Skeleton
+from shoal.pool.wire.data_messages import DataPath, Fingerprint, Skeleton
 from shoal.train.data import data_tree, fingerprints
 from shoal.train.data.records import ImageFolderSource, TarSource
 from shoal.train.data.sources import Source
 
 
 def paths_of(data: Any, columns: list[str] | None) -> tuple[Skeleton, list[DataPath]] | None:
-    """What is to be opened at a node; None if there is more to the data than paths."""
+    """Return the paths to open at a node; None if the data is more than paths."""
     if isinstance(data, (str, Path)):
         return 0, [DataPath(os.path.abspath(data), columns)]
     if not isinstance(data, (dict, tuple, list)):
@@ -27,11 +27,11 @@ def paths_of(data: Any, columns: list[str] | None) -> tuple[Skeleton, list[DataP
     return skeleton, [DataPath(os.path.abspath(leaf)) for leaf in leaves]
 
 
-def mark_of(path: str, source: Source) -> PathMark:
-    """The mark of all files behind a path, which `source` was opened from."""
+def fingerprint_of(path: str, source: Source) -> Fingerprint:
+    """Compute the fingerprint of all files behind a path that `source` was opened from."""
     if any(c in path for c in MAGIC):
         assert isinstance(source, TarSource)
-        return fingerprints.mark(Path(split_pattern(path)[0]), source.shards)
+        return fingerprints.fingerprint(Path(split_pattern(path)[0]), source.shards)
     if isinstance(source, ImageFolderSource):
-        return fingerprints.mark(Path(path), source.paths)
-    return fingerprints.mark(Path(path).parent, [Path(path)])
+        return fingerprints.fingerprint(Path(path), source.paths)
+    return fingerprints.fingerprint(Path(path).parent, [Path(path)])

@@ -1,8 +1,8 @@
 """The client's end of a reader: asks for samples, and has the device copy them into tensors.
 
-Nothing waits that need not: a part of a batch may be asked for long before it is wanted. What was asked
-for lies in a slot of the reader's memory until the device is past the copy; a part that nobody came for
-gives its slot up when another needs it.
+A micro-batch may be requested long before it is needed. Its samples lie in a slot of the reader's
+memory until the device has copied them. A micro-batch that was not fetched gives its slot up when
+another needs it.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ from shoal.train.data.slots import Slots
 from shoal.train.data.sources import Indices
 from shoal.train.group import devices
 from shoal.train.group.errors import DataError
+from shoal.units import show_bytes
 
-ANSWER_S = 120.0  # for a reader to open or to read: a disk may be slow, but not for ever
-LOOK_EVERY_S = 0.1  # whether the device is lost, while something is waited for
-ROOM_LOOK_S = 0.001
-DYING_S = 2.0  # for a reader that has died to be gone, so that another may come
-CHUNK_PART = 4  # of a reader's memory that one request fills at most
+ANSWER_S = 120.0  # for a reader to open or to read: a disk may be slow
+POLL_S = 0.1  # between checks for a lost device during a wait
+ROOM_POLL_S = 0.001
+DYING_S = 2.0  # until the device server notices that a reader has died
+CHUNKS_MIN = 4  # a request fills at most one of so many fractions of a reader's memory
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -55,12 +56,12 @@ DTYPES = {
 
 
 class ReaderLostError(DataError):
-    """A reader has ended while its session goes on."""
+    """A reader has ended, but its session goes on."""
 
 
 @dataclass
 class Asked:
-    """Samples that a reader was asked for, and the slot in which they will be."""
+    """Requested samples, and the offset of their slot."""
 
     source: int
     serial: int  # of the batch that they are for
@@ -74,20 +75,20 @@ class NodeFile:
 
     source: int
     opened: DataOpened
-    sample_bytes: int = field(init=False)  # the most that was seen so far
+    sample_bytes: int = field(init=False)  # the largest so far
 
     def __post_init__(self) -> None:
         self.sample_bytes = max(1, self.opened.sample_bytes)
 
 
 class NodeReader:
-    """A reader beside the worker of one device elsewhere."""
+    """A reader beside the worker of one remote device."""
 
-    def __init__(self, lease: leases.Lease, place: int) -> None:
-        attached = lease.attached[place]
+    def __init__(self, lease: leases.Lease, index: int) -> None:
+        attached = lease.attached[index]
         assert attached is not None
         self.name = attached.name
-        self.device = lease.devices[place]
+        self.device = lease.devices[index]
         self._lease = lease
         connection, ready = attached.open_reader(lease.number, lease.epoch)
         self._number = ready.number
@@ -97,7 +98,7 @@ class NodeReader:
         self._requests = itertools.count(1)
         self._answers: dict[int, Future[messages.Message]] = {}
         self._pending: OrderedDict[tuple[int, bytes], Asked] = OrderedDict()
-        self._copied: deque[tuple[int, int]] = deque()  # message and slot: free once it is past
+        self._copied: deque[tuple[int, int]] = deque()  # message and slot, free after it
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="shoal-reader", daemon=True)
         self._thread.start()
@@ -123,7 +124,7 @@ class NodeReader:
         with self._lock:
             answer = self._answers.pop(request, None) if request is not None else None
         if answer is None:
-            raise ProtocolError(f"it said {type(message).__name__}, which nobody asked for")
+            raise ProtocolError(f"it sent {type(message).__name__} without a request")
         answer.set_result(message)
 
     def _ask(self, build: Callable[[int], messages.Message]) -> Future[messages.Message]:
@@ -142,17 +143,19 @@ class NodeReader:
         return answer
 
     def _await(self, answer: Future[messages.Message], what: str) -> messages.Message:
-        """The answer. The device's loss is noticed meanwhile, and told as what it is."""
+        """Wait for the answer. Raise DeviceLostError if the device is lost meanwhile."""
         until = time.monotonic() + ANSWER_S
         while True:
             try:
-                message = answer.result(LOOK_EVERY_S)
+                message = answer.result(POLL_S)
                 break
             except TimeoutError:
                 self._check_device()
             except ReaderLostError:
                 if devices.is_lost(self.device):
-                    raise DeviceLostError(f"device {self.name} is lost, and its reader") from None
+                    raise DeviceLostError(
+                        f"device {self.name} and its reader are lost", self.name
+                    ) from None
                 raise
             if time.monotonic() > until:
                 raise DataError(
@@ -164,8 +167,8 @@ class NodeReader:
 
     def _check_device(self) -> None:
         if not self._lease.active:
-            raise DeviceLostError(f"the lease of device {self.name} has ended")
-        _core.is_past(self._index, 0)  # raises if it is lost
+            raise DeviceLostError(f"the lease of device {self.name} has ended", self.name)
+        _core.is_past(self._index, 0)  # raises if the device is lost
 
     @property
     def _index(self) -> int:
@@ -176,7 +179,7 @@ class NodeReader:
         return not self._ended and self._lease.active
 
     def close(self) -> None:
-        """Ends the reader; its memory goes with it."""
+        """End the reader and free its memory."""
         self._mail.close()
         self._thread.join(5)
 
@@ -190,28 +193,28 @@ class NodeReader:
         return NodeFile(opened.source, opened)
 
     def close_file(self, file: NodeFile) -> None:
-        """Nobody reads it any more."""
+        """Close data that is no longer read."""
         self._forget(lambda asked: asked.source == file.source)
-        with suppress(ConnectionError):  # gone with everything that it had open
+        with suppress(ConnectionError):  # the reader is gone, with everything that it had open
             self._mail.send(data_messages.CloseData(file.source))
 
-    def warm(self, file: NodeFile, numbers: Indices) -> None:
-        """Says what will be asked for soon; nothing is waited for."""
-        for chunk in _cut(numbers, limits.READ_SAMPLES_MAX):
+    def warm(self, file: NodeFile, indices: Indices) -> None:
+        """Announce samples that will be read soon; do not wait."""
+        for chunk in _cut(indices, limits.READ_SAMPLES_MAX):
             try:
                 self._mail.send(data_messages.WarmData(file.source, chunk.astype("<i8").tobytes()))
             except ConnectionError:
-                return  # whoever reads is told
+                return  # the next read raises the error
 
     # --- samples -----------------------
 
-    def _chunks(self, file: NodeFile, numbers: Indices) -> Iterator[Indices]:
-        most = self._slots.memory_bytes // CHUNK_PART // file.sample_bytes
-        return _cut(numbers, max(1, min(most, limits.READ_SAMPLES_MAX)))
+    def _chunks(self, file: NodeFile, indices: Indices) -> Iterator[Indices]:
+        most = self._slots.memory_bytes // CHUNKS_MIN // file.sample_bytes
+        return _cut(indices, max(1, min(most, limits.READ_SAMPLES_MAX)))
 
-    def ask(self, file: NodeFile, numbers: Indices, serial: int) -> None:
-        """Has samples read that will be wanted, as far as there is room for them now."""
-        for chunk in self._chunks(file, numbers):
+    def ask(self, file: NodeFile, indices: Indices, serial: int) -> None:
+        """Request samples ahead, if there is room for them now."""
+        for chunk in self._chunks(file, indices):
             key = file.source, chunk.astype("<i8").tobytes()
             if key in self._pending:
                 continue
@@ -226,12 +229,12 @@ class NodeReader:
             if kept is not asked:  # another thread was faster
                 self._give_after(asked)
 
-    def _read(self, file: NodeFile, numbers: bytes, serial: int, offset: int, count: int) -> Asked:
+    def _read(self, file: NodeFile, indices: bytes, serial: int, offset: int, count: int) -> Asked:
         capacity = _capacity(file, count)
         try:
             answer = self._ask(
                 lambda number: data_messages.ReadSamples(
-                    number, file.source, numbers, offset, capacity
+                    number, file.source, indices, offset, capacity
                 )
             )
         except ReaderLostError:
@@ -239,14 +242,14 @@ class NodeReader:
             raise
         return Asked(file.source, serial, offset, answer)
 
-    def take(self, file: NodeFile, numbers: Indices, serial: int) -> Any:
-        """The samples as tensors of the device: a tree as the program would have read it."""
+    def take(self, file: NodeFile, indices: Indices, serial: int) -> Any:
+        """Return the samples as tensors on the device: the same tree that the program would read."""
         self._forget(lambda asked: asked.source == file.source and asked.serial < serial)
         start = 0
         skeleton: Skeleton | None = None
         targets: list[torch.Tensor] = []
-        while start < len(numbers):
-            chunk = next(self._chunks(file, numbers[start:]))  # samples may prove to be larger
+        while start < len(indices):
+            chunk = next(self._chunks(file, indices[start:]))  # samples may be larger than expected
             found = self._claim(file, chunk, serial)
             if found is None:
                 continue
@@ -254,7 +257,7 @@ class NodeReader:
             try:
                 if skeleton is None:
                     skeleton = read.skeleton
-                    targets = [self._target(leaf, len(numbers)) for leaf in read.leaves]
+                    targets = [self._target(leaf, len(indices)) for leaf in read.leaves]
                 self._copy(read, asked.offset, skeleton, targets, start, len(chunk))
             except BaseException:
                 self._give(asked.offset)
@@ -267,14 +270,14 @@ class NodeReader:
     def _claim(
         self, file: NodeFile, chunk: Indices, serial: int
     ) -> tuple[Asked, SamplesRead] | None:
-        """What was asked for before, or is asked for now; waits until it was read. None if it needs
-        more room than was thought."""
-        numbers = chunk.astype("<i8").tobytes()
+        """Wait for requested samples; request them now if they are not. Return None if they need more
+        room than expected."""
+        indices = chunk.astype("<i8").tobytes()
         with self._lock:
-            asked = self._pending.pop((file.source, numbers), None)
+            asked = self._pending.pop((file.source, indices), None)
         if asked is None:
             offset = self._await_room(file, len(chunk))
-            asked = self._read(file, numbers, serial, offset, len(chunk))
+            asked = self._read(file, indices, serial, offset, len(chunk))
         try:
             message = self._await(asked.answer, f"read {len(chunk)} samples")
         except BaseException:
@@ -298,18 +301,18 @@ class NodeReader:
         self, read: SamplesRead, offset: int, skeleton: Skeleton,
         targets: Sequence[torch.Tensor], start: int, count: int,
     ) -> None:  # fmt: skip
-        """Puts the copies of a chunk into the device's stream."""
+        """Queue the copies of a chunk in the device's stream."""
         same = read.skeleton == skeleton and len(read.leaves) == len(targets)
         last = 0
         for leaf, target in zip(read.leaves, targets, strict=same):
-            part = target.narrow(0, start, count)
-            if not same or DTYPES.get(leaf.dtype) != part.dtype or leaf.shape != list(part.shape):
+            rows = target.narrow(0, start, count)
+            if not same or DTYPES.get(leaf.dtype) != rows.dtype or leaf.shape != list(rows.shape):
                 raise DataError(
                     f"the samples of a batch have different shapes: {leaf.shape} and "
-                    f"{list(part.shape)}"
+                    f"{list(rows.shape)}"
                 )
-            if part.numel() > 0:
-                last = _core.load(part, self._number, offset + leaf.offset)
+            if rows.numel() > 0:
+                last = _core.load(rows, self._number, offset + leaf.offset)
         with self._lock:
             self._copied.append((last, offset))
 
@@ -317,14 +320,14 @@ class NodeReader:
 
     def _give(self, offset: int) -> None:
         with self._lock:
-            self._slots.give(offset)
+            self._slots.release(offset)
 
     def _give_after(self, asked: Asked) -> None:
-        """Gives a slot back once the reader no longer writes to it."""
+        """Free a slot once the reader no longer writes to it."""
         asked.answer.add_done_callback(lambda _: self._give(asked.offset))
 
     def _forget(self, stale: Callable[[Asked], bool]) -> None:
-        """Gives up what was asked for and will not be fetched."""
+        """Drop requests that will not be fetched."""
         with self._lock:
             found = [(key, asked) for key, asked in self._pending.items() if stale(asked)]
             for key, _ in found:
@@ -333,19 +336,19 @@ class NodeReader:
             self._give_after(asked)
 
     def _room(self, wanted_bytes: int) -> int | None:
-        """A slot, if there is one now."""
+        """Reserve a slot; None if there is no room now."""
         with self._lock:
             while self._copied and _core.is_past(self._index, self._copied[0][0]):
-                self._slots.give(self._copied.popleft()[1])
-            return self._slots.take(wanted_bytes)
+                self._slots.release(self._copied.popleft()[1])
+            return self._slots.reserve(wanted_bytes)
 
     def _await_room(self, file: NodeFile, count: int) -> int:
-        """A slot; what was asked for in advance makes way, the latest first."""
+        """Reserve a slot. Requests made ahead give way, the latest first."""
         wanted_bytes = _capacity(file, count)
         if wanted_bytes > self._slots.memory_bytes:
             raise DataError(
-                f"a sample of {file.sample_bytes} bytes does not fit the memory of the reader of "
-                f"device {self.name}, {self._slots.memory_bytes} bytes; read it in the program: "
+                f"a sample of {show_bytes(file.sample_bytes)} does not fit the memory of the reader of "
+                f"device {self.name}, {show_bytes(self._slots.memory_bytes)}. Read it in the program: "
                 'where="program"'
             )
         until = time.monotonic() + ANSWER_S
@@ -358,28 +361,26 @@ class NodeReader:
             if not self.usable:
                 raise ReaderLostError(f"the reader of device {self.name} is lost")
             if time.monotonic() > until:
-                raise DataError(
-                    f"waited {ANSWER_S:g} s for device {self.name} to take samples that were read"
-                )
-            time.sleep(ROOM_LOOK_S)
+                raise DataError(f"waited {ANSWER_S:g} s for device {self.name} to copy samples")
+            time.sleep(ROOM_POLL_S)
         return offset
 
 
 def _capacity(file: NodeFile, samples: int) -> int:
-    """Bytes of a slot for so many samples; each tensor in it begins at a multiple of 64."""
+    """Return the bytes of a slot for so many samples, with the alignment of each tensor."""
     return samples * file.sample_bytes + 64 * limits.DATA_LEAVES_MAX // 16
 
 
-def _cut(numbers: Indices, most: int) -> Iterator[Indices]:
-    for start in range(0, len(numbers), most):
-        yield numbers[start : start + most]
+def _cut(indices: Indices, most: int) -> Iterator[Indices]:
+    for start in range(0, len(indices), most):
+        yield indices[start : start + most]
 
 
 # --- the readers of this program's lease -----------
 
 
 class _Entry:
-    """A reader, or that one is being started: whoever wants the same waits for that, others do not."""
+    """A reader that runs or starts. Only threads that want this reader wait for its start."""
 
     def __init__(self, lease: leases.Lease) -> None:
         self.lease = lease
@@ -388,12 +389,12 @@ class _Entry:
 
 
 _readers_lock = threading.Lock()
-_readers: dict[tuple[int, int], _Entry] = {}  # by lease's number and place
+_readers: dict[tuple[int, int], _Entry] = {}  # by id of the lease and index of the device
 
 
-def reader_of(lease: leases.Lease, place: int) -> NodeReader:
-    """The reader of a device of the lease; started by the first who asks. Raises DataError."""
-    attached = lease.attached[place]
+def reader_of(lease: leases.Lease, index: int) -> NodeReader:
+    """Return the reader of a device of the lease; the first call starts it. Raise DataError."""
+    attached = lease.attached[index]
     if attached is None:
         raise DataError("the device is on this machine")
     if not attached.welcome.serves_data:
@@ -406,23 +407,23 @@ def reader_of(lease: leases.Lease, place: int) -> NodeReader:
             ended = _readers.pop(key).reader
             if ended is not None:
                 ended.close()
-        entry = _readers.setdefault((id(lease), place), _Entry(lease))
+        entry = _readers.setdefault((id(lease), index), _Entry(lease))
     with entry.starting:
         if entry.reader is None or not entry.reader.usable:
             try:
-                entry.reader = _start(lease, place, after_another=entry.reader is not None)
+                entry.reader = _start(lease, index, after_another=entry.reader is not None)
             except LeaseError as error:
                 raise DataError(f"device {attached.name}: {error}") from None
         return entry.reader
 
 
-def _start(lease: leases.Lease, place: int, after_another: bool) -> NodeReader:
-    """A new reader. Where one has died, the device server may learn of that a moment after us."""
+def _start(lease: leases.Lease, index: int, after_another: bool) -> NodeReader:
+    """Start a reader. If one has died, the device server may learn of that a moment after us."""
     until = time.monotonic() + (DYING_S if after_another else 0)
     while True:
         try:
-            return NodeReader(lease, place)
+            return NodeReader(lease, index)
         except LeaseError:
             if time.monotonic() >= until:
                 raise
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(POLL_S)

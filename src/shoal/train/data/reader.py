@@ -1,8 +1,8 @@
 """A reader: a process at a node that reads training data there, for one session on one device.
 
-The device server forks it beside the session's worker. It opens only what its node serves
-(pool/folders.py), puts samples into memory that the worker maps, and tells the client where. It runs no
-code that came from elsewhere, and ends with its connection or its session.
+The device server forks it beside the session's worker. It opens only paths that its node serves
+(pool/base/folders.py), puts samples into memory that the worker maps, and sends their offsets to the
+client. It runs no code from other machines, and ends with its connection or its session.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from shoal.pool.wire.data_messages import (
 )
 from shoal.pool.wire.threaded_channel import Mailbox
 from shoal.train.data import data_tree, loading
-from shoal.train.data.node_paths import mark_of
+from shoal.train.data.node_paths import fingerprint_of
 from shoal.train.data.records import ImageFolderSource, TarSource
-from shoal.train.data.slots import ALIGN_BYTES
-from shoal.train.data.sources import Indices, Source, placing
+from shoal.train.data.slots import ALIGN_BYTES, aligned
+from shoal.train.data.sources import Indices, Source, destination
 from shoal.train.group.errors import DataError
 
 if TYPE_CHECKING:
     import ssl
 
 THREADS = 2
-GUESS_BYTES = 2**20  # by how much samples may be larger than the first one made us think
+GUESS_BYTES = 2**20  # by which samples may exceed the estimate from the first one
 
 
 def serve(
     connection: ssl.SSLSocket, memory_fd: int, memory_bytes: int, folders: Folders, number: int
 ) -> None:
-    """Serves the client until it is gone."""
-    _be_first_to_go()
+    """Serve the client until it is gone."""
+    _prefer_for_oom_killer()
     torch.set_num_threads(1)
     memory = mmap.mmap(memory_fd, memory_bytes)
     mail = Mailbox(connection)
@@ -63,14 +63,14 @@ def serve(
     mail.run(reader.hear)
 
 
-def _be_first_to_go() -> None:
-    """Where the machine's memory runs out, a reader is the smallest loss."""
+def _prefer_for_oom_killer() -> None:
+    """Make the OOM killer choose this process first."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 class Opened:
-    """A source and what its samples took so far, which is a guess for those to come."""
+    """A source and the largest size of its samples so far, an estimate for the next ones."""
 
     def __init__(self, source: Source, sample_bytes: int) -> None:
         self.source = source
@@ -96,15 +96,15 @@ class Reader:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="shoal-read")
 
     def hear(self, message: messages.Message) -> None:
-        """Takes a request; ProtocolError, which ends the reader, if it is none."""
+        """Take a request. Raise ProtocolError, which ends the reader, for any other message."""
         if isinstance(message, CloseData):
             self._sources.pop(message.source, None)
             return
         if not isinstance(message, (OpenData, ReadSamples, WarmData)):
-            raise ProtocolError(f"a reader does not hear {type(message).__name__}")
+            raise ProtocolError(f"a reader does not accept {type(message).__name__}")
         with self._lock:
             if isinstance(message, WarmData) and self._waiting > limits.READS_MAX // 2:
-                return  # it has enough to do
+                return  # enough requests wait already
             self._waiting += 1
             if self._waiting > limits.READS_MAX:
                 raise ProtocolError("too many requests at once")
@@ -114,7 +114,7 @@ class Reader:
         try:
             answer = self._work(message)
         except (ShoalError, OSError, ValueError, TypeError, RuntimeError, MemoryError) as error:
-            # Also what decoders say of files that are not what they seem: the reader lives on.
+            # Also errors of decoders, from files with the wrong content: the reader goes on.
             text = str(error) or type(error).__name__
             request = 0 if isinstance(message, WarmData) else message.request
             answer = DataFailed(request, text[: limits.TEXT_CHARS_MAX])
@@ -130,11 +130,11 @@ class Reader:
         opened = self._sources.get(message.source)
         if opened is None:
             raise DataError(f"there is no source {message.source}")
-        numbers = _numbers(message.numbers, len(opened.source))
+        indices = _indices(message.numbers, len(opened.source))
         if isinstance(message, WarmData):
-            opened.source.warm(numbers)
+            opened.source.warm(indices)
             return None
-        return self._read(opened, numbers, message)
+        return self._read(opened, indices, message)
 
     # --- opening -----------------------
 
@@ -149,7 +149,8 @@ class Reader:
         starts = np.array([run.start for run in source.runs or ()], np.dtype("<i8"))
         if len(starts) > limits.DATA_RUNS_MAX:
             raise DataError(
-                f"it has {len(starts)} row groups or shards, too many to read elsewhere"
+                f"the data has {len(starts)} row groups or shards; a node reads at most "
+                f"{limits.DATA_RUNS_MAX}"
             )
         _, first = data_tree.flatten(source.read(np.zeros(1, np.int64)))
         sample_bytes = sum(_bytes_of(leaf) for leaf in _tensors(first, 1))
@@ -159,7 +160,7 @@ class Reader:
         self._sources[number] = Opened(source, sample_bytes)
         return DataOpened(
             message.request, number, len(source), starts.tobytes(), sample_bytes,
-            [mark for _, mark in found],
+            [fingerprint for _, fingerprint in found],
         )  # fmt: skip
 
     def _open_path(self, asked: DataPath) -> tuple[Source, Any]:
@@ -172,56 +173,56 @@ class Reader:
         if isinstance(source, ImageFolderSource):
             for path in source.paths:  # a link in the folder may lead out of it
                 self._folders.check(path)
-        return source, mark_of(asked.path, source)
+        return source, fingerprint_of(asked.path, source)
 
     # --- reading -----------------------
 
     def _read(
-        self, opened: Opened, numbers: Indices, message: ReadSamples
+        self, opened: Opened, indices: Indices, message: ReadSamples
     ) -> SamplesRead | SamplesTooLarge:
         stop = message.offset + message.capacity_bytes
         if stop > len(self._memory) or message.offset % ALIGN_BYTES:
             raise DataError("the slot lies outside of the reader's memory")
-        guess = len(numbers) * opened.sample_bytes
+        guess = len(indices) * opened.sample_bytes
         if guess > message.capacity_bytes + GUESS_BYTES:
             return SamplesTooLarge(message.request, guess)
         slot = _Slot(self._memory[message.offset : stop])
-        placing.place = slot.place
+        destination.allocate = slot.allocate
         try:
-            skeleton, read = data_tree.flatten(opened.source.read(numbers))
+            skeleton, read = data_tree.flatten(opened.source.read(indices))
         finally:
-            placing.place = None
-        tensors = _tensors(read, len(numbers))
+            destination.allocate = None
+        tensors = _tensors(read, len(indices))
         leaves = [slot.leaf(tensor) for tensor in tensors]
-        needed = sum(_aligned(_bytes_of(tensor)) for tensor in tensors)
-        opened.sample_bytes = max(opened.sample_bytes, needed // len(numbers))
+        needed = sum(aligned(_bytes_of(tensor)) for tensor in tensors)
+        opened.sample_bytes = max(opened.sample_bytes, needed // len(indices))
         if any(leaf is None for leaf in leaves):
             return SamplesTooLarge(message.request, needed)
         return SamplesRead(message.request, skeleton, [leaf for leaf in leaves if leaf is not None])
 
 
 class _Slot:
-    """A range of the memory that is filled from its beginning."""
+    """A range of the memory, filled from its beginning."""
 
     def __init__(self, memory: torch.Tensor) -> None:
         self._memory = memory
         self._start = memory.data_ptr()
         self._used = 0
 
-    def place(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
-        """Room for a tensor; None if there is none left."""
+    def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
+        """Allocate a tensor. Return None if it does not fit."""
         size = math.prod(shape) * dtype.itemsize
         begin, end = self._used, self._used + size
         if end > len(self._memory):
             return None
-        self._used = _aligned(end)
+        self._used = aligned(end)
         return self._memory[begin:end].view(dtype).view(tuple(shape))
 
     def leaf(self, tensor: torch.Tensor) -> SampleLeaf | None:
-        """Where the tensor is in the slot; it is put there if it is not there yet."""
+        """Return the offset of a tensor in the slot. Copy the tensor there if it is not there yet."""
         inside = 0 <= tensor.data_ptr() - self._start < len(self._memory) and tensor.is_contiguous()
         if not inside:
-            placed = self.place(tensor.shape, tensor.dtype)
+            placed = self.allocate(tensor.shape, tensor.dtype)
             if placed is None:
                 return None
             tensor = placed.copy_(tensor)
@@ -229,23 +230,19 @@ class _Slot:
         return SampleLeaf(name, list(tensor.shape), tensor.data_ptr() - self._start)
 
 
-def _aligned(size: int) -> int:
-    return -(-size // ALIGN_BYTES) * ALIGN_BYTES
-
-
 def _bytes_of(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.itemsize
 
 
-def _numbers(data: bytes, samples: int) -> Indices:
-    numbers = np.frombuffer(data, np.dtype("<i8")).astype(np.int64)
-    if len(numbers) == 0 or numbers.min() < 0 or numbers.max() >= samples:
+def _indices(data: bytes, samples: int) -> Indices:
+    indices = np.frombuffer(data, np.dtype("<i8")).astype(np.int64)
+    if len(indices) == 0 or indices.min() < 0 or indices.max() >= samples:
         raise DataError(f"samples are numbered from 0 to {samples - 1}")
-    return numbers
+    return indices
 
 
 def _tensors(leaves: Sequence[Any], samples: int) -> list[torch.Tensor]:
-    """The leaves, which are tensors of so many samples: nothing else can go to a device."""
+    """Return the leaves. Raise if one is not a tensor of so many samples."""
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor) or leaf.dim() < 1 or leaf.shape[0] != samples:
             raise DataError(

@@ -26,7 +26,7 @@ RECORD_BYTES_MAX = 2**30
 
 
 class TableSource:
-    """A Parquet or Arrow file: a dict of columns. Row groups are read whole and kept for a while."""
+    """A Parquet or Arrow file: a dict of columns. Decoded row groups stay in a cache."""
 
     def __init__(self, path: Path, columns: Sequence[str] | None = None) -> None:
         self._path = path
@@ -43,30 +43,30 @@ class TableSource:
 
     def read(self, indices: Indices) -> dict[str, torch.Tensor]:
         which = np.searchsorted(self._starts, indices, side="right") - 1
-        parts: dict[str, Any] = {}
+        found: dict[str, Any] = {}
         wanted = [int(run) for run in np.unique(which)]
         decoding = {run: self._run(run) for run in wanted}
         for run in wanted:
             mask = which == run
             rows = indices[mask] - self._starts[run]
             for name, column in decoding[run].result().items():
-                if name not in parts:
+                if name not in found:
                     like = torch.from_numpy(np.empty(0, column.dtype)).dtype
-                    parts[name] = pinned((len(indices), *column.shape[1:]), like)
-                parts[name].numpy()[mask] = column[rows]
-        return parts
+                    found[name] = pinned((len(indices), *column.shape[1:]), like)
+                found[name].numpy()[mask] = column[rows]
+        return found
 
     def warm(self, indices: Indices) -> None:
-        """Decodes one row group that a later batch needs, so that not all fall due at once."""
+        """Decode one row group that a later batch needs, so that not all are due at once."""
         for run in np.unique(np.searchsorted(self._starts, indices, side="right") - 1):
             with self._lock:
                 known = int(run) in self._cache
             if not known:
-                self._run(int(run))  # an error is told to whoever reads it
+                self._run(int(run))  # a reader of the row group gets its error
                 return
 
     def _run(self, run: int) -> Future[dict[str, Any]]:
-        """A row group, which is decoded here unless another thread has done so or is about it."""
+        """Return a row group. Decode it unless another thread has done so or is doing so."""
         with self._lock:
             found = self._cache.get(run)
             if found is not None:
@@ -108,12 +108,12 @@ def _open_parquet(
     with pq.ParquetFile(path) as file:
         metadata = file.metadata
     lengths = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-    local = threading.local()  # a ParquetFile is not for several threads at once
+    local = threading.local()  # a ParquetFile is not thread-safe
 
     def read(run: int) -> dict[str, Any]:
         if not hasattr(local, "file"):
             local.file = pq.ParquetFile(path, metadata=metadata)
-        # Loader threads decode several row groups at once; more threads would only crowd the cores.
+        # Loader threads decode several row groups at once; more threads would compete for the cores.
         table = local.file.read_row_group(run, columns=columns, use_threads=False)
         return _columns(path, table)
 
@@ -127,7 +127,7 @@ def _open_arrow(
         chosen = pa.ipc.IpcReadOptions(use_threads=False, **options)
         return pa.ipc.open_file(pa.memory_map(str(path)), options=chosen)
 
-    # One column is enough to count rows: the others of a compressed file are not decoded for it.
+    # One column is enough to count rows, so the others are not decoded.
     counter = opened(included_fields=[0])
     lengths = [counter.get_batch(i).num_rows for i in range(counter.num_record_batches)]
     local = threading.local()
@@ -142,7 +142,7 @@ def _open_arrow(
 
 
 def _columns(path: Path, table: Any) -> dict[str, Any]:
-    """Columns as arrays: numbers, or lists of numbers that all have the same length."""
+    """Return columns as arrays: numbers, or lists of numbers of equal length."""
     found = {}
     for name in table.column_names:
         column = table.column(name).combine_chunks()
@@ -155,15 +155,15 @@ def _columns(path: Path, table: Any) -> dict[str, Any]:
             array = column.to_numpy(zero_copy_only=False)
         if array.dtype == object:
             raise DataError(
-                f"{path}: column {name!r} holds {table.schema.field(name).type}, no numbers; "
-                "choose others with columns=[…]"
+                f"{path}: column {name!r} holds {table.schema.field(name).type}, not numbers; "
+                "choose other columns with columns=[…]"
             )
         found[name] = np.ascontiguousarray(array)
     return found
 
 
 class ImageFolderSource(Ready):
-    """A folder for each class with images in it: `(image, class number)`."""
+    """A folder of images for each class: `(image, class number)`."""
 
     runs: Sequence[range] | None = None
 
@@ -232,7 +232,7 @@ class TarSource(Ready):
 
 
 def _index_tar(shard: Path) -> list[dict[str, tuple[int, int]]]:
-    """Where each sample's files lie, in the order of the archive."""
+    """Return the offsets of each sample's files, in the order of the archive."""
     found: dict[str, dict[str, tuple[int, int]]] = {}
     try:
         with tarfile.open(shard, "r:") as archive:
@@ -249,7 +249,7 @@ def _index_tar(shard: Path) -> list[dict[str, tuple[int, int]]]:
 
 
 def decode(extension: str, data: bytes, name: str) -> Any:
-    """What the bytes of a file mean, by its extension. Formats that can run code are refused."""
+    """Decode a file by its extension. Formats that can run code are rejected."""
     kind = "." + extension.lower().rpartition(".")[2]
     try:
         if kind == ".npy":
@@ -267,12 +267,12 @@ def decode(extension: str, data: bytes, name: str) -> Any:
     if kind in IMAGES:
         return _image(data, name)
     raise DataError(
-        f"{name}: files of the kind {kind!r} are not read; use .npy, .cls, .json, .txt or images"
+        f"{name}: Shoal does not read {kind!r} files; use .npy, .cls, .json, .txt or images"
     )
 
 
 def _netpbm(data: bytes) -> torch.Tensor:
-    """A binary PPM or PGM picture as channels x height x width."""
+    """Decode a binary PPM or PGM picture to channels x height x width."""
     words: list[bytes] = []
     at = 0
     while len(words) < 4:
@@ -315,6 +315,6 @@ def _collate(samples: list[Any]) -> Any:
         return default_collate(samples)
     except RuntimeError as error:
         raise DataError(
-            f"the samples of a batch have different shapes; pass transform=… that makes them equal "
+            f"the samples of a batch have different shapes; pass a transform=… that makes them equal "
             f"({str(error).splitlines()[0]})"
         ) from None

@@ -1,7 +1,7 @@
-"""Where samples come from: files that are mapped or read in pieces, and torch datasets.
+"""Where samples come from: files that are mapped or read in chunks, and torch datasets.
 
-A source has a length and gives any samples by their numbers, as arrays with the samples in the first
-dimension. `runs` are ranges of numbers that are cheap to read together.
+A source has a length and reads any samples by their indices, as tensors with the samples in the first
+dimension. `runs` are ranges of indices that are cheap to read together.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from shoal.train.group.devices import has_lease
 from shoal.train.group.errors import DataError
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
-READ_BYTES_MIN = 2**14  # of a sample that is read by itself, not taken from a map
+READ_BYTES_MIN = 2**14  # of a sample that is read with a call of its own, not from a map
 HEADER_BYTES_MAX = 100 * 2**20  # of a safetensors file
 
 
 class Source(Protocol):
-    """Samples by number."""
+    """Samples by index."""
 
     @property
     def runs(self) -> Sequence[range] | None:
-        """Ranges that are cheap to read together; None if all samples are equally near."""
+        """Ranges that are cheap to read together; None if all samples cost the same."""
 
     def __len__(self) -> int: ...
 
     def read(self, indices: Indices) -> Any:
-        """The samples of these numbers, in this order: a tree of tensors."""
+        """Read the samples with these indices, in this order: a tree of tensors."""
 
     def warm(self, indices: Indices) -> None:
-        """Does a piece of the work for samples that will be read soon, if there is any."""
+        """Do work ahead for samples that will be read soon, if there is any."""
 
 
 class Ready:
-    """A source that can do nothing ahead of reading."""
+    """A source without work to do ahead."""
 
     def warm(self, indices: Indices) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class ArraySource(Ready):
@@ -57,9 +57,11 @@ class ArraySource(Ready):
 
     def __init__(self, array: Any, name: str = "array", dtype: torch.dtype | None = None) -> None:
         if array.ndim < 1:
-            raise DataError(f"{name} holds a single number; samples lie along its first dimension")
+            raise DataError(
+                f"{name} holds a single number; samples must lie along its first dimension"
+            )
         self._array = array
-        self._view = dtype  # numpy has no bfloat16: such bytes are read as another type
+        self._view = dtype  # numpy has no bfloat16: its bytes are read as another type
 
     def __len__(self) -> int:
         return int(self._array.shape[0])
@@ -74,28 +76,28 @@ class ArraySource(Ready):
         return out if self._view is None else out.view(self._view)
 
 
-class _Placing(threading.local):
-    """Where a thread wants what it reads to lie; a reader's threads want it in shared memory."""
+class _Destination(threading.local):
+    """Allocates the tensors that a thread reads into; a reader's threads use shared memory."""
 
-    place: Callable[[Sequence[int], torch.dtype], torch.Tensor | None] | None = None
+    allocate: Callable[[Sequence[int], torch.dtype], torch.Tensor | None] | None = None
 
 
-placing = _Placing()
+destination = _Destination()
 
 
 def pinned(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Host memory that devices read without a copy, where there is such a device."""
-    placed = placing.place(shape, dtype) if placing.place is not None else None
-    if placed is not None:
-        return placed
+    """Allocate host memory that devices read without a copy, if the program has devices."""
+    given = destination.allocate(shape, dtype) if destination.allocate is not None else None
+    if given is not None:
+        return given
     return torch.empty(tuple(shape), dtype=dtype, pin_memory=has_lease())
 
 
 class FileSource(Ready):
-    """Samples that lie one after another in a file, each large enough to be read by itself.
+    """Samples one after another in a file, each large enough for a read of its own.
 
-    Reading takes from the disk what a batch needs and no more, where a map brings in what lies around
-    it, too. A file that was cut meanwhile is an error; touching the map of one would end the program.
+    Reading takes only what a batch needs from the disk; a map also brings in the bytes around it. A
+    file that was truncated meanwhile raises an error; touching its map would end the program.
     """
 
     runs: Sequence[range] | None = None
@@ -116,44 +118,44 @@ class FileSource(Ready):
         out = pinned((len(indices), *self._shape[1:]), self._dtype)
         target = memoryview(out.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
         size, fd = self._sample_bytes, self._file.fileno()
-        for place, number in enumerate(indices.tolist()):
-            piece = target[place * size : (place + 1) * size]
-            read_exactly(fd, piece, self._offset + number * size, str(self._path))
+        for i, index in enumerate(indices.tolist()):
+            chunk = target[i * size : (i + 1) * size]
+            read_exactly(fd, chunk, self._offset + index * size, str(self._path))
         return out
 
 
 def read_exactly(fd: int, target: memoryview, offset: int, name: str) -> None:
-    """Fills `target` from the file; raises where it ends before."""
+    """Fill `target` from the file. Raise if the file ends before."""
     while target:
         try:
             count = os.preadv(fd, [target], offset)
         except OSError as error:
             raise DataError(f"{name} cannot be read: {error}") from None
         if count == 0:
-            raise DataError(f"{name} ends before {offset + len(target)} bytes: it was cut")
+            raise DataError(f"{name} ends before byte {offset + len(target)}: it was truncated")
         target, offset = target[count:], offset + count
 
 
 class TreeSource:
     """Several sources of the same length side by side: `(inputs, target)` or a dict."""
 
-    def __init__(self, parts: dict[Any, Source], build: Callable[[dict[Any, Any]], Any]) -> None:
-        lengths = {name: len(part) for name, part in parts.items()}
+    def __init__(self, sources: dict[Any, Source], build: Callable[[dict[Any, Any]], Any]) -> None:
+        lengths = {name: len(source) for name, source in sources.items()}
         if len(set(lengths.values())) != 1:
-            raise DataError(f"the parts have different numbers of samples: {lengths}")
-        self._parts = parts
+            raise DataError(f"the sources have different numbers of samples: {lengths}")
+        self._sources = sources
         self._build = build
-        self.runs = next((p.runs for p in parts.values() if p.runs is not None), None)
+        self.runs = next((s.runs for s in sources.values() if s.runs is not None), None)
 
     def __len__(self) -> int:
-        return len(next(iter(self._parts.values())))
+        return len(next(iter(self._sources.values())))
 
     def read(self, indices: Indices) -> Any:
-        return self._build({name: part.read(indices) for name, part in self._parts.items()})
+        return self._build({name: source.read(indices) for name, source in self._sources.items()})
 
     def warm(self, indices: Indices) -> None:
-        for part in self._parts.values():
-            part.warm(indices)
+        for source in self._sources.values():
+            source.warm(indices)
 
 
 class DatasetSource(Ready):
@@ -176,7 +178,7 @@ class DatasetSource(Ready):
 
 
 def npy(path: Path) -> Source:
-    """A `.npy` file, which is not loaded."""
+    """Open a `.npy` file without loading it."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
@@ -185,7 +187,7 @@ def npy(path: Path) -> Source:
 
 
 def _from_map(array: Any, path: Path, name: str, dtype: torch.dtype | None = None) -> Source:
-    """Large samples are read, small ones taken from the map: there, a call for each would cost more."""
+    """Read large samples, and take small ones from the map: a call for each would cost more."""
     in_order = array.ndim > 1 and array.flags.c_contiguous and array.dtype.isnative
     if in_order and array[:1].nbytes >= READ_BYTES_MIN:
         like = dtype or torch.from_numpy(np.empty(0, array.dtype)).dtype
@@ -201,29 +203,29 @@ _SAFETENSORS = {
 
 
 def safetensors(path: Path) -> TreeSource:
-    """A `.safetensors` file, mapped: a dict of its tensors, which all have the same first size."""
-    parts: dict[Any, Source] = {}
+    """Map a `.safetensors` file: a dict of its tensors, which all have the same first size."""
+    tensors: dict[Any, Source] = {}
     for name, (kind, shape, offset) in sorted(_safetensors_header(path).items()):
         dtype, view = _SAFETENSORS[kind]
         array = np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=tuple(shape))
-        parts[name] = _from_map(array, path, f"{name} in {path}", view)
-    if not parts:
+        tensors[name] = _from_map(array, path, f"{name} in {path}", view)
+    if not tensors:
         raise DataError(f"{path} holds no tensors")
-    return TreeSource(parts, dict)
+    return TreeSource(tensors, dict)
 
 
 def _safetensors_header(path: Path) -> dict[str, tuple[str, list[int], int]]:
-    """Dtype, shape and place of each tensor; everything is checked against the file's size."""
+    """Read the dtype, shape and offset of each tensor, checked against the file's size."""
     size = path.stat().st_size
     with path.open("rb") as file:
         first = file.read(8)
         length = struct.unpack("<Q", first)[0] if len(first) == 8 else HEADER_BYTES_MAX + 1
         if length > min(HEADER_BYTES_MAX, size - 8):
-            raise DataError(f"{path} is no safetensors file: its header does not fit")
+            raise DataError(f"{path} is not a safetensors file: its header does not fit")
         try:
             header = json.loads(file.read(length))
         except ValueError as error:
-            raise DataError(f"{path} is no safetensors file: {error}") from None
+            raise DataError(f"{path} is not a safetensors file: {error}") from None
     found = {}
     for name, entry in header.items() if isinstance(header, dict) else ():
         if name == "__metadata__":

@@ -1,7 +1,7 @@
 """Loss scaling for float16, whose small gradients would become zero.
 
-The loss is multiplied by a scale before the backward pass, and gradients are divided by it after the
-exchange. Where one of them is not finite, the scale was too large: the step is left out.
+Shoal multiplies the loss by a scale before the backward pass and divides the gradients by it after the
+exchange. If a gradient is not finite, the scale is too large, and the step is skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shoal.train.group.devices import Reading
 
 @dataclass(slots=True)
 class LossScale:
-    """The scale, with the values that torch's GradScaler begins with. Pure.
+    """The scale, with the initial values of torch's GradScaler. Pure.
 
     >>> scale = LossScale()
     >>> scale.learn(overflowed=True)
@@ -28,11 +28,11 @@ class LossScale:
     value: float = 2.0**16
     growth: float = 2.0
     backoff: float = 0.5
-    interval: int = 2000  # steps without an overflow after which a larger one is tried
+    interval: int = 2000  # steps without an overflow before the scale grows
     _good: int = 0
 
     def learn(self, overflowed: bool) -> None:
-        """Takes in whether a step's gradients were not finite."""
+        """Learn whether a gradient of a step was not finite."""
         self._good = 0 if overflowed else self._good + 1
         if overflowed:
             self.value *= self.backoff
@@ -42,8 +42,8 @@ class LossScale:
 
 
 def unscale(parameters: Iterable[nn.Parameter], scale: float) -> float:
-    """Divides gradients by the scale, in place. Waits for them, and returns how many devices found
-    one that is not finite."""
+    """Divide gradients by the scale, in place, and wait for them. Return how many devices found one
+    that is not finite."""
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:

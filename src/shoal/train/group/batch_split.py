@@ -1,7 +1,7 @@
-"""How many samples each group gets: a fitted cost t = a + b·samples, and its division. Pure.
+"""How many samples each group gets: a fitted cost t = a + b·samples, and the batch split. Pure.
 
-The groups' times are made equal by minimising the slowest. Gradients are weighted by samples, so the
-result is that of one large batch whatever the division.
+The split minimizes the slowest group's time. Gradients are weighted by samples, so every split gives
+the result of one large batch.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-# Replayed on recorded times of steps (bench/train_shares.py): what is more nimble follows noise, what
-# is less falls behind, and around these numbers neither matters much.
+# Tuned on recorded times of steps (bench/train_shares.py). A fit that adapts faster follows noise, and
+# a slower one falls behind; near these numbers neither matters much.
 HISTORY = 12  # observations that a fit remembers
 FORGET = 0.8  # weight of an observation against the one after it
-PRIOR = 0.1  # weight of the belief that no samples cost nothing, against one observation
-NEAR = 1.1  # sample counts within this factor of seen ones are told by the line
-#: An observation off by this, and by more than noise, is a stall, or the device has changed. What is
-#: less is learnt by and by: on a busy machine it comes and goes.
+PRIOR = 0.1  # weight of the prior that zero samples take no time, against one observation
+NEAR = 1.1  # the line holds for sample counts within this factor of observed ones
+#: An observation that deviates by this, and by more than noise, is a stall, or the device has changed.
+#: The fit learns smaller deviations slowly: on a busy machine they come and go.
 JUMP = 0.35
-SURE = 4.0  # deviations that are more than noise
-CHANGED = 2  # times in a row that are off to the same side: a single one is a stall
-AGREE = 0.35  # times off by about the same tell the same
+SURE = 4.0  # standard deviations that are more than noise
+CHANGED = 2  # outliers in a row on the same side: a single one is a stall
+AGREE = 0.35  # outliers within this factor agree
 NOISE_START, NOISE_MIN = 0.1, 0.02  # relative deviation of one time: before it is known, at least
-SURE_GAIN = 1.0  # deviations that a gain must be above zero
+SURE_GAIN = 1.0  # standard deviations by which a gain must exceed zero
 ROUNDING = 1e-9  # samples
-SIZES = 16  # parts of a batch that shares are multiples of: each new size costs a warm-up
+SIZES = 16  # sub-batches are multiples of 1/16 of the batch: each new size costs a warm-up
 
 
 @dataclass(slots=True)
 class CostFit:
-    """Seconds of a group for n samples: `fixed_s + sample_s * n`, learnt while running."""
+    """Seconds of a group for n samples: `fixed_s + sample_s * n`, learned from its steps."""
 
     fixed_s: float = 0.0
     sample_s: float = 1.0
@@ -41,26 +41,28 @@ class CostFit:
     _off: deque[float] = field(
         default_factory=lambda: deque(maxlen=HISTORY)
     )  # |time/predicted - 1|
-    _odd: list[tuple[int, float]] = field(default_factory=list)  # far off, in a row, until now
+    _odd: list[tuple[int, float]] = field(default_factory=list)  # the last outliers in a row
 
     def predict(self, samples: int) -> float:
-        """Seconds for so many samples; nothing to do costs nothing."""
+        """Return the seconds for so many samples; no samples take no time."""
         return self.fixed_s + self.sample_s * samples if samples > 0 else 0.0
 
     @property
     def noise(self) -> float:
-        """How far one time is from the line, typically, as a part of it."""
+        """The typical deviation of one time from the line, relative to it."""
         if len(self._off) < 4:
             return NOISE_START
-        return max(NOISE_MIN, 1.5 * statistics.median(self._off))  # 1.5 medians: one deviation
+        return max(
+            NOISE_MIN, 1.5 * statistics.median(self._off)
+        )  # 1.5 medians: one standard deviation
 
     @property
     def error(self) -> float:
-        """How far the line itself may be off: the more was seen, the less."""
+        """The standard error of the line."""
         return self.noise / math.sqrt(max(1, len(self._seen)))
 
     def observe(self, samples: int, seconds: float) -> None:
-        """Takes in that `samples` took `seconds`. What cannot be true is left out."""
+        """Learn that `samples` took `seconds`. Ignore impossible values."""
         if samples < 1 or not math.isfinite(seconds) or seconds <= 0:
             return
         near = self.known and self._near(samples)
@@ -74,30 +76,30 @@ class CostFit:
                 if len(self._odd) < CHANGED:
                     return
                 self._seen.clear()
-                self._seen.extend(self._told_by_odd())
+                self._seen.extend(self._kept_outliers())
         self._odd.clear()
         self._seen.append((samples, seconds))
         self._fit()
         self.known = True
 
     def _rate(self, samples: int, seconds: float) -> float:
-        """A time against what was predicted."""
+        """Return a time relative to the prediction."""
         return seconds / self.predict(samples)
 
-    def _told_by_odd(self) -> list[tuple[int, float]]:
-        """What to believe of the times before the last one, when the device has changed. If they agree,
-        nothing: the change came in the middle of the first."""
+    def _kept_outliers(self) -> list[tuple[int, float]]:
+        """Return the outliers before the last one that describe a changed device. If they agree, none:
+        the change came in the middle of the first."""
         rates = [self._rate(*odd) for odd in self._odd]
         return [] if max(rates) < min(rates) * (1 + AGREE) else self._odd[:-1]
 
     def _near(self, samples: int) -> bool:
-        """Whether such a size was seen; elsewhere the line may be off without any change."""
+        """Return whether a similar size was observed. For others the line may be wrong."""
         counts = [n for n, _ in self._seen]
         return min(counts) <= NEAR * samples and samples <= NEAR * max(counts)
 
     def _fit(self) -> None:
-        """The nearest line, and the belief that it begins at zero: sizes that hardly differ would
-        else let noise decide about the fixed cost."""
+        """Fit a line with a prior through zero: for sizes that hardly differ, noise would decide the
+        fixed cost otherwise."""
         seen = [(0, 0.0), *self._seen]
         weights = [PRIOR, *(FORGET**age for age in reversed(range(len(seen) - 1)))]
         total = sum(weights)
@@ -106,7 +108,7 @@ class CostFit:
         pairs = list(zip(weights, seen, strict=True))
         spread = sum(w * (n - mean_n) ** 2 for w, (n, _) in pairs)
         slope = sum(w * (n - mean_n) * (t - mean_t) for w, (n, t) in pairs) / spread
-        # Neither a fixed cost below zero nor samples that cost nothing: noise made those.
+        # A negative fixed cost, or samples that take no time, come from noise.
         slope = min(max(slope, 0.1 * mean_t / mean_n), mean_t / mean_n)
         self.sample_s, self.fixed_s = slope, max(0.0, mean_t - slope * mean_n)
 
@@ -114,7 +116,7 @@ class CostFit:
 def divide(
     total: int, fits: Sequence[CostFit], limits: Sequence[int | None] | None = None
 ) -> tuple[int, ...]:
-    """Whole samples for each group with the smallest slowest time; a group may get none.
+    """Split `total` samples so that the slowest group is fastest. A group may get none.
 
     Args:
         limits: the most samples of each group (its memory); None is no limit.
@@ -127,7 +129,7 @@ def divide(
         raise ValueError(f"{total} samples, {len(fits)} groups, {len(caps)} limits")
     if sum(caps) < total:
         raise ValueError(
-            f"a batch of {total} does not fit: the groups' memories hold {sum(caps)} samples; use a "
+            f"a batch of {total} does not fit: the groups' memories hold {sum(caps)} samples. Use a "
             "smaller batch or more micro_batches"
         )
     counts = _level(total, fits, caps)
@@ -139,10 +141,10 @@ def divide(
 
 
 def _level(total: int, fits: Sequence[CostFit], caps: Sequence[int]) -> list[int]:
-    """The most whole samples that every group finishes within the same time, not more than `total`.
+    """Return the most whole samples that all groups finish within the same time, at most `total`.
 
-    Samples done by a time are a line that bends where a group begins (its fixed cost is over) and
-    where it is full: the time is found on the piece on which the line reaches `total`.
+    The samples done by a time are a piecewise linear function. It bends where a group begins (its fixed
+    cost is over) and where it is full. The time lies on the segment that reaches `total`.
     """
     bends = [(fit.fixed_s, 1 / fit.sample_s) for fit, cap in zip(fits, caps, strict=True) if cap]
     bends += [
@@ -169,24 +171,24 @@ def _level(total: int, fits: Sequence[CostFit], caps: Sequence[int]) -> list[int
 
 @dataclass(slots=True)
 class Divider:
-    """Divides every batch, learns from the times, and changes the division when it pays.
+    """Splits every batch, learns from the times, and changes the split when that pays.
 
     >>> divider = Divider(2)
-    >>> divider.shares(16)
+    >>> divider.split(16)
     (8, 8)
     >>> for _ in range(2):  # the first step with new shapes does not count
     ...     divider.observe((8, 8), (0.1, 0.3))
-    >>> divider.shares(16)
+    >>> divider.split(16)
     (12, 4)
     """
 
     groups: int
     limits: tuple[int | None, ...] | None = None
-    gain_min: float = 0.04  # that a new division must promise
-    gain_new_min: float = 0.06  # the same if it has sizes that were not seen: they cost a warm-up
-    probe_every: int = 20  # steps after which a group without samples is tried again
-    least: int = 0  # samples that every group gets (batch normalisation needs two)
-    speeds: tuple[float, ...] | None = None  # what is believed before anything was seen
+    gain_min: float = 0.04  # that a new split must promise
+    gain_new_min: float = 0.06  # the same for a split with new sizes: they cost a warm-up
+    probe_every: int = 20  # steps after which a group without samples gets one
+    least: int = 0  # samples that every group gets (batch normalization needs two)
+    speeds: tuple[float, ...] | None = None  # the assumption before the first observation
     fits: list[CostFit] = field(default_factory=list)
     _current: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _warm: set[tuple[int, int]] = field(default_factory=set)  # (group, samples) seen before
@@ -196,8 +198,8 @@ class Divider:
         if not self.fits:
             self.fits = [CostFit() for _ in range(self.groups)]
 
-    def shares(self, total: int) -> tuple[int, ...]:
-        """The division of the next batch of `total` samples."""
+    def split(self, total: int) -> tuple[int, ...]:
+        """Split the next batch of `total` samples."""
         if self.groups == 1:
             return divide(total, self.fits, self.limits)
         self._steps += 1
@@ -217,24 +219,23 @@ class Divider:
         return best
 
     def _pays(self, best: tuple[int, ...], current: tuple[int, ...]) -> bool:
-        """Whether to change the division: the gain must be worth a warm-up, and more than noise
-        promises."""
+        """Return whether to change the split: the gain must be worth a warm-up and exceed noise."""
         gain = 1 - self.slowest(best) / self.slowest(current)
-        # The slowest group is above the others by about twice what levelling them gains.
+        # The slowest group exceeds the others by about twice the gain of a level split.
         errors = sorted((fit.error for fit in self.fits), reverse=True)[:2]
         warm = all((group, n) in self._warm for group, n in enumerate(best) if n > 0)
         least = self.gain_min if warm else self.gain_new_min
         return gain >= max(least, SURE_GAIN / 2 * math.hypot(*errors))
 
     def slowest(self, counts: Sequence[int]) -> float:
-        """Predicted seconds of a division."""
+        """Return the predicted seconds of a split."""
         return max(fit.predict(n) for fit, n in zip(self.fits, counts, strict=True))
 
     def observe(self, counts: Sequence[int], seconds: Sequence[float | None]) -> None:
-        """Takes in what a division really took; None for groups that were not measured.
+        """Learn the times of a split; None for groups that were not measured.
 
-        A group's first step with a new number of samples does not count: it prepares calls for
-        shapes that were not seen before. What slows all groups alike says nothing about shares.
+        A group's first step with a new number of samples does not count: it prepares calls for new
+        shapes. A slowdown of all groups says nothing about the split.
         """
         common = self._common(counts, seconds)
         for group, (fit, n, s) in enumerate(zip(self.fits, counts, seconds, strict=True)):
@@ -245,7 +246,7 @@ class Divider:
             self._warm.add((group, n))
 
     def _common(self, counts: Sequence[int], seconds: Sequence[float | None]) -> float:
-        """How much slower than predicted every group was, at least."""
+        """Return the factor by which every group was slower than predicted, at least."""
         ratios = [
             s / fit.predict(n) if s is not None and fit.known else 0.0
             for fit, n, s in zip(self.fits, counts, seconds, strict=True)
@@ -254,7 +255,7 @@ class Divider:
         return max(1.0, min(ratios, default=1.0))
 
     def without(self, group: int) -> Divider:
-        """The divider of the groups that are left when one is lost."""
+        """Return the divider of the remaining groups when one is lost."""
         keep = [i for i in range(self.groups) if i != group]
         limits = tuple(self.limits[i] for i in keep) if self.limits is not None else None
         speeds = tuple(self.speeds[i] for i in keep) if self.speeds is not None else None
@@ -269,7 +270,7 @@ class Divider:
         )
 
     def _coarse(self, counts: tuple[int, ...]) -> tuple[int, ...]:
-        """Few different sizes, so that those that come again are warm; the largest takes the rest."""
+        """Round to few different sizes, so that repeated ones are warm; the largest takes the rest."""
         quantum = sum(counts) // SIZES
         if quantum < 2:
             return counts
@@ -284,8 +285,8 @@ class Divider:
     def _keep_half(
         self, counts: tuple[int, ...], current: tuple[int, ...] | None
     ) -> tuple[int, ...]:
-        """Lets no group lose more than half of its samples at once: one odd measurement must not
-        throw a group out, and smaller steps tell the fixed cost from the cost by sample."""
+        """Let no group lose more than half of its samples at once. One outlier must not remove a group,
+        and smaller changes separate the fixed cost from the cost per sample."""
         least = min(self.least, sum(counts) // self.groups)
         floors = [max(least, n // 2) for n in current or counts]
         changed = [max(n, floor) for n, floor in zip(counts, floors, strict=True)]
@@ -304,21 +305,21 @@ class Divider:
 
 
 def weights(counts: Sequence[int | float]) -> tuple[float, ...]:
-    """What each part's mean counts in the mean of the whole batch; the sum is one."""
+    """Return the weight of each sub-batch's mean in the mean of the whole batch; the sum is one."""
     total = sum(counts)
     if total <= 0:
         raise ValueError("a batch without samples has no mean")
     return tuple(n / total for n in counts)
 
 
-def chunk_sizes(samples: int, parts: int) -> tuple[int, ...]:
-    """Sizes of micro-batches: as equal as whole samples allow, none empty.
+def chunk_sizes(samples: int, chunks: int) -> tuple[int, ...]:
+    """Return the sizes of micro-batches: as equal as whole samples allow, none empty.
 
     >>> chunk_sizes(7, 3)
     (3, 2, 2)
     """
-    parts = min(parts, samples)
-    if parts < 1:
+    chunks = min(chunks, samples)
+    if chunks < 1:
         return ()
-    base, more = divmod(samples, parts)
-    return tuple(base + (1 if i < more else 0) for i in range(parts))
+    base, more = divmod(samples, chunks)
+    return tuple(base + (1 if i < more else 0) for i in range(chunks))

@@ -1,4 +1,4 @@
-"""The devices that training uses: the only place that knows how a lease numbers them."""
+"""The devices that training uses. Only this module knows how a lease numbers them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from shoal.errors import DeviceLostError, PeerLostError
 from shoal.pool.local import local_pool
 
 WATCH_EVERY_S = 0.1
-STOPPED_AFTER_S = 0.5  # a worker that the system has stopped for so long counts as stalled
-ENDED = ("", "Z", "X")  # states of a process that is no more
-LOOK_EVERY_S = 0.0005  # whether another group's device is so far, or given up
-SILENT_AFTER_S = 0.7  # without a heartbeat from another machine: three of them are missing
+STOPPED_AFTER_S = 0.5  # a worker that is stopped for so long counts as stalled
+ENDED = ("", "Z", "X")  # states of a process that has ended
+POLL_S = 0.0005  # during a wait for another group's device
+SILENT_AFTER_S = 0.7  # without a heartbeat from another machine: three are missing
 
 
 @dataclass(frozen=True)
@@ -31,30 +31,30 @@ class Member:
     device: torch.device
     name: str
     memory_bytes: int
-    worker_pid: int  # 0: on another machine, where we cannot look
+    worker_pid: int  # 0: on another machine
 
     def __str__(self) -> str:
         return f"{self.name} ({self.device})"
 
 
 def members() -> tuple[Member, ...]:
-    """The member devices of this program's lease, one entry for each real device."""
+    """Return the devices of this program's lease."""
     lease = leases.current()
     if lease is None:
         return ()
     return tuple(
-        Member(device, granted.info.name, granted.info.memory_bytes, 0 if elsewhere else pid)
-        for device, granted, pid, elsewhere in zip(
+        Member(device, granted.info.name, granted.info.memory_bytes, 0 if remote else pid)
+        for device, granted, pid, remote in zip(
             lease.devices, lease.granted, lease.worker_pids, lease.by_network, strict=True
         )
     )
 
 
 def lease_devices(count: int) -> shoal.Pool | None:
-    """Makes sure of a lease of at least `count` devices.
+    """Make sure that there is a lease of at least `count` devices.
 
-    A program without a lease gets one of $SHOAL_POOL. Where there is no pool and this machine has
-    too few accelerators, a pool of CPU devices starts; it is returned, and the caller closes it.
+    A program without a lease gets one from $SHOAL_POOL. Without a pool, and with too few accelerators
+    on this machine, a pool of CPU devices starts. It is returned, and the caller closes it.
     """
     if len(members()) >= count:
         return None
@@ -73,24 +73,23 @@ def lease_devices(count: int) -> shoal.Pool | None:
 
 
 def has_lease() -> bool:
-    """Whether this program holds devices; pinned memory is theirs, and asking for it would lease."""
+    """Return whether this program has a lease. Pinning memory without one would request one."""
     return leases.current() is not None
 
 
 def set_current(device: torch.device) -> None:
-    """Makes `device` the one that "shoal" means in this thread; other kinds need nothing."""
+    """Make `device` the current one of this thread, if it is a shoal device."""
     if device.type == "shoal":
         torch.accelerator.set_device_index(device.index)
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits for everything issued so far and raises what went wrong."""
+    """Wait for everything issued so far. Raise its first error."""
     torch.accelerator.synchronize(device)
 
 
 def synchronize_unless(device: torch.device, check: Callable[[], None]) -> None:
-    """As `synchronize`, for a device of another group: `check` raises when that is not to be waited for
-    any more."""
+    """Synchronize a device of another group. `check` raises to end the wait."""
     _until_passed(record(device), check)
     synchronize(device)
 
@@ -98,38 +97,38 @@ def synchronize_unless(device: torch.device, check: Callable[[], None]) -> None:
 def _until_passed(event: torch.Event, check: Callable[[], None]) -> None:
     while not event.query():
         check()
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_S)
 
 
 def record(device: torch.device) -> torch.Event:
-    """A point in the device's stream, with the device's own time."""
+    """Record an event in the device's stream, with the device's own time."""
     event = torch.Event(device, enable_timing=True)
     event.record(torch.accelerator.current_stream(device))
     return event
 
 
 def allocated_bytes(device: torch.device) -> int:
-    """What tensors on the device take when everything issued so far has run."""
+    """Return the bytes of the device's tensors after everything issued so far."""
     module = torch.get_device_module(device)
     return int(module.memory_allocated(device)) if device.type != "cpu" else 0
 
 
 def add_from(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Adds what lies on another device; the numbers are read there and never written here."""
+    """Add a tensor of another device. The device reads it there, without a copy."""
     if not _core.add_from(target, source):
         target.add_(source.to(target.device, non_blocking=True))
 
 
 def copy_later(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copies what lies on another device, if that can be when the target is used first: who needs many
+    """Copy a tensor of another device lazily, when the target is first used: a device that needs many
     tensors one after another waits only for the first."""
     if not _core.copy_later(target, source):
         target.copy_(source, non_blocking=True)
 
 
 class Reading:
-    """A number on its way here from the middle of a device's stream; what is issued after it does
-    not hold it up.
+    """A number on its way from the middle of a device's stream. Work that is issued later does not
+    delay it.
 
     >>> loss = Reading(model(x).mean())
     >>> loss.value()
@@ -142,19 +141,19 @@ class Reading:
         self._arrived = record(source.device)
 
     def value_unless(self, check: Callable[[], None]) -> float:
-        """As `value`, of another group's device: `check` raises when that is not to be waited for."""
+        """Wait for a number of another group's device. `check` raises to end the wait."""
         _until_passed(self._arrived, check)
         return self.value()
 
     def value(self) -> float:
-        """Waits for it; raises what went wrong on the device up to it. NaN once the lease has ended."""
+        """Wait for the number. Raise the device's errors up to it. NaN once the lease has ended."""
         self._arrived.synchronize()
         return self._host.item()
 
 
 def elapsed_s(start: torch.Event, stop: torch.Event) -> tuple[float, float]:
-    """Seconds between two events of one device, and how many of those it worked: the rest it waited
-    for other devices."""
+    """Return the seconds between two events of one device, and those in which it worked. In the others
+    it waited for other devices."""
     if stop.device.type != "shoal":
         seconds = start.elapsed_time(stop) / 1e3
         return seconds, seconds
@@ -163,11 +162,11 @@ def elapsed_s(start: torch.Event, stop: torch.Event) -> tuple[float, float]:
 
 
 def is_lost(device: torch.device) -> bool:
-    """Whether the device answers no more. Waits for its work, at most until it is given up."""
+    """Return whether the device is lost. Wait for its work, at most until its timeout."""
     try:
         synchronize(device)
     except PeerLostError:
-        return False  # it is well, but waited for one that is not
+        return False  # it waited for a lost one, but is well itself
     except DeviceLostError:
         return True
     except RuntimeError:
@@ -176,25 +175,25 @@ def is_lost(device: torch.device) -> bool:
 
 
 def heartbeat(device: torch.device) -> int | None:
-    """What the device's worker has counted up to; None if nobody can tell."""
+    """Return the heartbeat count of the device's worker; None if unknown."""
     lease = leases.current()
     return lease.heartbeat(device.index - 1) if lease is not None else None
 
 
 def give_up(device: torch.device) -> None:
-    """Other devices stop waiting for this one, which does not go on."""
+    """Make other devices stop waiting for this one."""
     lease = leases.current()
     if lease is not None:
         lease.give_up(device.index - 1)
 
 
 class Watch:
-    """Looks at the workers and tells when one has ended, was stopped, or is silent.
+    """Watches the workers and reports one that has ended, is stopped, or is silent.
 
-    A program that waits for a device learns of its loss from the device itself; this thread knows it
-    also while nobody waits, and of a stopped process before the device gives it up. A process on
-    another machine cannot be looked at: its silence is told (`on_silent`), for it may only be the
-    network's, and it is lost when the device itself gives it up.
+    A program that waits for a device learns of its loss from the device itself. This thread learns it
+    also while nothing waits, and sees a stopped process before the device's timeout. It cannot see a
+    process on another machine, and reports its silence (`on_silent`): that may only be the network's.
+    Such a device is lost when its own timeout ends.
     """
 
     def __init__(
@@ -208,7 +207,7 @@ class Watch:
         self._on_silent = on_silent
         self._stop = threading.Event()
         self._stopped_since: dict[int, float] = {}
-        self._beats: dict[Member, tuple[int, float]] = {}  # the last one, and when it came
+        self._beats: dict[Member, tuple[int, float]] = {}  # the last count, and when it came
         self._silent: set[Member] = set()
         self._thread = threading.Thread(target=self._run, name="shoal-watch", daemon=True)
         self._thread.start()
@@ -228,7 +227,7 @@ class Watch:
                     self._listen(member)
 
     def _listen(self, member: Member) -> None:
-        """Tells once when a device falls silent, and once when it is heard again."""
+        """Report once when a device falls silent, and once when its heartbeat is back."""
         beat, now = heartbeat(member.device), time.monotonic()
         if beat is None:
             return
@@ -256,14 +255,14 @@ class Watch:
 
 
 def has_ended(member: Member) -> bool:
-    """Whether the worker's process is no more; of one on another machine we cannot tell."""
+    """Return whether the worker's process has ended; False for one on another machine."""
     return bool(member.worker_pid) and process_state(member.worker_pid) in ENDED
 
 
 def process_state(pid: int) -> str:
-    """The letter that the system gives a process; empty if it does not exist."""
+    """Return the state letter of a process (see proc(5)); empty if it does not exist."""
     try:
-        file = os.open(f"/proc/{pid}/stat", os.O_RDONLY)  # unbuffered: this runs all the time
+        file = os.open(f"/proc/{pid}/stat", os.O_RDONLY)  # unbuffered: this runs often
     except FileNotFoundError:
         return ""
     try:

@@ -1,10 +1,10 @@
-"""Errors of training. Each names the group, the devices and the step that it belongs to."""
+"""Errors of training. Those of a group carry its index, its devices and the step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.errors import DeviceLostError, ShoalError
+from shoal.errors import DeviceLostError, PeerLostError, ShoalError
 
 
 class TrainError(ShoalError):
@@ -12,13 +12,20 @@ class TrainError(ShoalError):
 
 
 class GroupError(TrainError):
-    """A group failed. `__cause__` is what its thread raised.
+    """A group failed. `__cause__` is the error that its thread raised.
 
     >>> try:
     ...     trainer.step(batch)
     ... except shoal.train.GroupError as error:
     ...     print(error.group, error.devices, error.step)
+
+    `device` is the name of the device at fault, `operator` and `line` say where it failed; None where
+    the cause does not tell.
     """
+
+    device: str | None = None
+    operator: str | None = None
+    line: str | None = None
 
     def __init__(self, group: int, devices: Sequence[str], step: int | None, why: str) -> None:
         self.group = group
@@ -30,15 +37,15 @@ class GroupError(TrainError):
 
 
 class GroupLostError(GroupError, DeviceLostError):
-    """A device of a group is gone or does not answer."""
+    """A device of a group is gone or does not answer. `device` is its name, where that is known."""
 
 
 class NotFiniteError(TrainError):
-    """The loss became NaN or infinite. The weights are those before this step."""
+    """The loss is NaN or infinite. The weights are those before this step."""
 
 
 class BatchError(TrainError, ValueError):
-    """A batch cannot be divided into samples; the text says what it holds."""
+    """A batch cannot be divided into samples; the text shows its contents."""
 
 
 class CannotCut(TrainError):
@@ -46,8 +53,14 @@ class CannotCut(TrainError):
 
 
 class CheckpointError(TrainError):
-    """A checkpoint could not be written or read; the text says which file and why."""
+    """A checkpoint cannot be written or read; the text says which file and why."""
 
 
 class DataError(TrainError):
     """Training data cannot be read; the text says which file and why."""
+
+
+def device_at_fault(error: BaseException) -> str | None:
+    """Return the name of the device that an error comes from; None if the error does not say."""
+    name = error.peer if isinstance(error, PeerLostError) else getattr(error, "device", None)
+    return name if isinstance(name, str) else None

@@ -7,14 +7,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 import shoal
 from shoal.errors import DeviceLostError
 from shoal.train.group import devices as train_devices
 from shoal.train.group.devices import Member
-from shoal.train.group.errors import GroupError, GroupLostError, TrainError
+from shoal.train.group.errors import GroupError, GroupLostError, TrainError, device_at_fault
 
 T = TypeVar("T")
 _log = logging.getLogger("shoal.train")
@@ -22,7 +21,7 @@ CLOSE_TIMEOUT_S = 10.0
 
 
 class WorkerGroup:
-    """One replica's devices and their thread. Work given to it runs in order.
+    """The devices of one replica and their thread, which runs its work in order.
 
     >>> groups[0].call(lambda group: torch.ones(2, device=group.device).sum().item()).result()
     2.0
@@ -31,15 +30,15 @@ class WorkerGroup:
     def __init__(self, index: int, members: Sequence[Member]) -> None:
         self.index = index
         self.members = tuple(members)
-        self.lost: str | None = None  # why, once a device of it is gone
-        self.silent: set[Member] = set()  # devices elsewhere that are not heard of
+        self.lost: DeviceLostError | None = None  # set once one of its devices is gone
+        self.silent: set[Member] = set()  # remote devices without a recent heartbeat
         self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"shoal-group-{index}", daemon=True)
         self._thread.start()
 
     @property
     def device(self) -> Any:
-        """The first device, where batches come in."""
+        """The first device, which gets the batches."""
         return self.members[0].device
 
     @property
@@ -47,27 +46,21 @@ class WorkerGroup:
         return [member.device for member in self.members]
 
     def has_ended(self) -> bool:
-        """Whether a worker of it, on this machine, is no more."""
+        """Return whether one of its workers on this machine has ended."""
         return any(train_devices.has_ended(member) for member in self.members)
 
     def call(self, work: Callable[[WorkerGroup], T]) -> Future[T]:
-        """Runs `work(group)` in the group's thread, with its first device as the current one."""
+        """Run `work(group)` in the group's thread, with its first device as the current one."""
         future: Future[T] = Future()
         self._queue.put((future, lambda: work(self)))
         return future
 
     def error(self, cause: BaseException, step: int | None = None) -> GroupError:
-        """`cause` with the group's name, devices and step."""
-        kind = GroupLostError if isinstance(cause, DeviceLostError) else GroupError
-        why = (
-            f"{type(cause).__name__}: {cause}" if not isinstance(cause, TrainError) else str(cause)
-        )
-        error = kind(self.index, [str(m) for m in self.members], step, why)
-        error.__cause__ = cause
-        return error
+        """Wrap `cause` in an error that carries the group, its devices and the step."""
+        return group_error(self.index, self.members, cause, step)
 
     def close(self) -> bool:
-        """Ends the thread after the work it has; False if it did not end in time."""
+        """End the thread after its present work. Return False if it did not end in time."""
         self._queue.put(None)
         self._thread.join(0 if self.lost else CLOSE_TIMEOUT_S)
         return not self._thread.is_alive()
@@ -82,8 +75,8 @@ class WorkerGroup:
                     train_devices.set_current(self.device)
                     current = True
                 result = work()
-            except BaseException as error:  # the future carries it to whoever asked
-                del work  # and its tensors, before anybody learns that it is done
+            except BaseException as error:  # the future carries it to the caller
+                del work  # and its tensors, before the caller learns that it is done
                 future.set_exception(error)
             else:
                 del work
@@ -95,10 +88,23 @@ class WorkerGroup:
         return f"<WorkerGroup {self.index} [{', '.join(m.name for m in self.members)}]>"
 
 
+def group_error(
+    index: int, members: Sequence[Member], cause: BaseException, step: int | None
+) -> GroupError:
+    kind = GroupLostError if isinstance(cause, DeviceLostError) else GroupError
+    why = str(cause) if isinstance(cause, TrainError) else f"{type(cause).__name__}: {cause}"
+    error = kind(index, [str(m) for m in members], step, why)
+    error.__cause__ = cause
+    error.device = device_at_fault(cause)
+    error.operator = getattr(cause, "operator", None)
+    error.line = getattr(cause, "line", None)
+    return error
+
+
 class WorkerGroups:
     """All groups of a training. A context manager: leaving it ends their threads.
 
-    With `groups="auto"` the groups are made when a trainer has seen the model and a batch.
+    With `groups="auto"` the trainer forms the groups when it knows the model and a batch.
     """
 
     def __init__(
@@ -111,40 +117,42 @@ class WorkerGroups:
         self.automatic = layout is None
         self._pool = pool
         self._groups: list[WorkerGroup] = []
-        self._listeners: list[Callable[[WorkerGroup, str], None]] = []
-        self._step: Callable[[], int | None] = _no_step  # of whoever trains on these groups
+        self._listeners: list[Callable[[WorkerGroup, DeviceLostError], None]] = []
+        self._step: Callable[[], int | None] = _no_step  # of the trainer on these groups
         self._closed = False
         self._watch: train_devices.Watch | None = None
         if layout is not None:
             self.form(layout)
 
     def form(self, layout: Sequence[Sequence[int]]) -> None:
-        """Makes the groups; each entry lists places in `members`."""
-        used = [place for group in layout for place in group]
+        """Make the groups; each entry lists indices of `members`."""
+        used = [index for group in layout for index in group]
         known = range(len(self.members))
-        if not used or any(not g for g in layout) or any(p not in known for p in used):
+        if not used or any(not g for g in layout) or any(i not in known for i in used):
             raise TrainError(
-                f"{layout!r} is no layout of {len(self.members)} devices; write for example "
+                f"{layout!r} is not a layout of {len(self.members)} devices; write for example "
                 "[[0, 1], [2]]: two groups, the first with two devices"
             )
         if len(set(used)) != len(used):
             raise TrainError(f"{layout!r} uses a device twice")
         if self._groups:
-            raise TrainError("these groups are formed already; make new ones")
+            raise TrainError(
+                "these groups are formed already. Make new ones with shoal.train.worker_groups()"
+            )
         self._groups = [
-            WorkerGroup(i, [self.members[place] for place in places])
-            for i, places in enumerate(layout)
+            WorkerGroup(i, [self.members[index] for index in indices])
+            for i, indices in enumerate(layout)
         ]
-        watched = [self.members[place] for place in used]
+        watched = [self.members[index] for index in used]
         self._watch = train_devices.Watch(watched, self._on_trouble, self._on_silent)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Devices of each group."""
+        """The number of devices of each group."""
         return tuple(len(group.members) for group in self._groups)
 
     def call(self, work: Callable[[WorkerGroup], T]) -> list[T]:
-        """Runs `work(group)` in every group at once and returns the results in order.
+        """Run `work(group)` in every group at once and return the results in order.
 
         >>> groups.call(lambda group: group.index)
         [0, 1]
@@ -161,10 +169,12 @@ class WorkerGroups:
         return results
 
     def on_trouble(
-        self, listener: Callable[[WorkerGroup, str], None], step: Callable[[], int | None]
+        self,
+        listener: Callable[[WorkerGroup, DeviceLostError], None],
+        step: Callable[[], int | None],
     ) -> Callable[[], None]:
-        """Calls `listener(group, why)` when a device is gone, and `step()` to say when one is silent;
-        returns how to stop that."""
+        """Call `listener(group, error)` when a device is gone. `step()` gives the step for warnings.
+        Return a function that ends this."""
         self._listeners.append(listener)
         self._step = step
 
@@ -177,36 +187,36 @@ class WorkerGroups:
 
     def _on_trouble(self, member: Member, why: str) -> None:
         group = next(g for g in self._groups if member in g.members)
-        # Whoever trains may still wait for other devices: it is named before that.
+        # The trainer may still wait for other devices: name this one before that.
         _log.warning("shoal: %s: %s", self._name(group, member), why)
         train_devices.give_up(member.device)
         if group.lost is None:
-            group.lost = why
+            group.lost = DeviceLostError(why, member.name)
             for listener in list(self._listeners):
-                listener(group, why)
+                listener(group, group.lost)
 
     def _on_silent(self, member: Member, seconds: float | None) -> None:
-        """Names a device elsewhere that has fallen silent before anybody knows whether it is lost."""
+        """Name a remote device that has fallen silent, before it is known to be lost."""
         group = next(g for g in self._groups if member in g.members)
         name = self._name(group, member)
         if seconds is None:
             group.silent.discard(member)
-            _log.warning("shoal: %s: is heard again", name)
+            _log.warning("shoal: %s: heartbeats are back", name)
             return
         group.silent.add(member)
         _log.warning(
-            "shoal: %s: nothing heard for %.1f s; it counts as lost when its connection gives it up",
+            "shoal: %s: no heartbeat for %.1f s; it counts as lost when its connection times out",
             name, seconds,
         )  # fmt: skip
 
     def _name(self, group: WorkerGroup, member: Member) -> str:
-        """Group, device and step, as errors give them."""
+        """Return group, device and step, as errors show them."""
         step = self._step()
         when = f", step {step}" if step is not None else ""
         return f"group {group.index} ({member}){when}"
 
     def close(self) -> None:
-        """Ends the groups' threads, and the pool if it was started for them."""
+        """End the groups' threads, and the pool if it was started for them."""
         if self._closed:
             return
         self._closed = True
@@ -226,12 +236,7 @@ class WorkerGroups:
     def __enter__(self) -> WorkerGroups:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __len__(self) -> int:
@@ -250,20 +255,19 @@ class WorkerGroups:
 
 
 def _no_step() -> None:
-    """Nobody trains yet."""
+    """Return None: no trainer uses the groups yet."""
 
 
 def worker_groups(
     groups: int | Literal["auto"] | Sequence[Sequence[int]] = 1, devices: int | None = None
 ) -> WorkerGroups:
-    """Groups of the lease's devices, each with its own thread and one replica of the model.
+    """Form groups of the lease's devices, each with its own thread and one replica of the model.
 
-    A program without a lease gets one; without a pool, one on this machine starts and ends with the
-    groups.
+    A program without a lease gets one. Without a pool, a local one starts, and ends with the groups.
 
     Args:
-        groups: how many; or "auto": groups and stages are chosen when model and batch are known; or
-            which devices, by their places in the lease, as in `[[0, 1], [2]]`.
+        groups: their number; or "auto": the trainer chooses groups and stages when it knows model and
+            batch; or the devices by their index in the lease, as in `[[0, 1], [2]]`.
         devices: of each group (default 1). With "auto": of all groups (default: the whole lease).
 
     >>> with shoal.train.worker_groups(groups=2, devices=2) as groups:
@@ -276,12 +280,14 @@ def worker_groups(
     if isinstance(groups, int):
         per_group = 1 if devices is None else devices
         if groups < 1 or per_group < 1:
-            raise TrainError(f"{groups} groups of {per_group} devices: both are at least 1")
+            raise TrainError(
+                f"groups and devices must be at least 1 (got {groups} and {per_group})"
+            )
         layout = [list(range(g * per_group, (g + 1) * per_group)) for g in range(groups)]
     elif isinstance(groups, str):
-        raise TrainError(f'groups={groups!r}: give a number, "auto", or a list like [[0, 1], [2]]')
+        raise TrainError(f'groups={groups!r}: pass a number, "auto", or a list like [[0, 1], [2]]')
     else:
-        layout = [list(places) for places in groups]
-    needed = max((place for places in layout for place in places), default=0) + 1
+        layout = [list(indices) for indices in groups]
+    needed = max((index for indices in layout for index in indices), default=0) + 1
     pool = train_devices.lease_devices(needed)
     return WorkerGroups(layout, train_devices.members(), pool)

@@ -1,8 +1,8 @@
-"""Groups issue their work one after another, where that holds nobody up.
+"""A lock under which groups issue their work one after another, where that delays no device.
 
-Threads that call torch at the same time take the interpreter from each other at every operator, which
-costs more than the operator. Devices run behind their threads, so it does not matter to them that one
-group's work is issued a few milliseconds after another's.
+Threads that call torch at the same time take the GIL from each other at every operator, which costs
+more than the operator. Devices run behind their threads, so a device does not notice that its work is
+issued a few milliseconds after another group's.
 """
 
 from __future__ import annotations
@@ -12,36 +12,35 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-PATIENCE_S = (
-    0.02  # that a thread waits for its turn: longer than any issues what a device runs behind
-)
-#: Turns that nobody waits for after somebody was long: its forward pass reads values, so
-#: that it waits for its device, and the others' devices would stand still meanwhile.
-FREE_TURNS = 50
+#: Seconds that a thread waits for the lock: longer than any thread issues work ahead of its device.
+PATIENCE_S = 0.02
+#: Passes without the lock after a thread held it for too long. The model of that thread reads values,
+#: so the thread waits for its device, and the other devices would be idle meanwhile.
+UNLOCKED_PASSES = 50
 
 
-class Turns:
-    """Who may issue. A turn is a courtesy, not a lock: whoever waits too long goes ahead.
+class IssueLock:
+    """An advisory lock: a thread that waits too long goes ahead without it.
 
-    >>> turns = Turns()
-    >>> with turns.turn():
+    >>> lock = IssueLock()
+    >>> with lock.held():
     ...     loss = model(x)
     """
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s
         self._lock = threading.Lock()
-        self._free = 0  # turns that need not be waited for
+        self._unlocked = 0  # passes that do not wait for the lock
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        if self._free > 0:
-            self._free -= 1
+    def held(self) -> Iterator[None]:
+        if self._unlocked > 0:
+            self._unlocked -= 1
             yield
             return
         mine = self._lock.acquire(timeout=self._patience_s)
         if not mine:
-            self._free = FREE_TURNS
+            self._unlocked = UNLOCKED_PASSES
         start = time.perf_counter()
         try:
             yield
@@ -49,4 +48,4 @@ class Turns:
             if mine:
                 self._lock.release()
             if time.perf_counter() - start > self._patience_s:
-                self._free = FREE_TURNS
+                self._unlocked = UNLOCKED_PASSES

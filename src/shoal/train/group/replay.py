@@ -1,11 +1,13 @@
-"""Groups with alike parts of a batch: the program runs for one of them, and the others repeat it.
+"""Capture and replay between groups: the program runs for one group, and the others replay its pass.
 
-A model's Python code and autograd cost the program as much for every group as for the first, though
-with parts of one size they do the same. So what the first group's device is told is written down and
-told to the others' with their own weights and samples; what a step costs the program hardly grows with
-the groups. A pass that depends on values (one is read, or decides a shape) cannot be repeated: that is
-known before anything was told to another group, and the program then runs for each, as it does where
-parts differ.
+A model's Python code and autograd cost the program as much for every group as for the first, although
+micro-batches of one size make them do the same. So Shoal captures the operators that the first group's
+thread issues and replays them on the other groups' devices, with their own weights and samples. A
+step's cost to the program hardly grows with the number of groups.
+
+A pass that depends on values cannot be replayed: it reads one, or a value decides a shape. The core
+knows that before it sends anything to another group. The program then runs for each group, as it does
+where the micro-batches differ.
 """
 
 from __future__ import annotations
@@ -17,21 +19,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from shoal import _core
-from shoal.train.data import batches
 
 _log = logging.getLogger("shoal.train")
-REST_MAX = 256  # steps that are not tried after passes that could not be repeated
+PAUSE_STEPS_MAX = 256  # without an attempt, after passes that could not be replayed
 
 
-class CannotRepeat(Exception):
-    """What was recorded cannot be told to another group; nothing was."""
+class CannotReplay(Exception):
+    """A captured pass cannot be replayed. Nothing was sent."""
 
 
 @contextmanager
-def aside() -> Iterator[None]:
-    """What this thread does in the block belongs to its own device alone, and is not repeated."""
+def not_captured() -> Iterator[None]:
+    """Issue work for this thread's own device alone: replays leave it out."""
     _core.Recording.pause()
     try:
         yield
@@ -40,19 +42,20 @@ def aside() -> Iterator[None]:
 
 
 @dataclass
-class Recorded:
-    """A pass of one group: what its device was told, and the tensors that are the group's own."""
+class CapturedPass:
+    """A pass of one group: its operators, and the tensors that are the group's own."""
 
     recording: _core.Recording
-    batches: list[Any] = field(default_factory=list)  # on the device, piece by piece
-    losses: list[tuple[int, torch.Tensor]] = field(default_factory=list)  # and where they were made
+    batches: list[Any] = field(default_factory=list)  # on the device, by micro-batch
+    #: By micro-batch: the position in the recording after the forward pass, and its loss.
+    losses: list[tuple[int, torch.Tensor]] = field(default_factory=list)
 
-    def passed(self, batch: Any, loss: torch.Tensor) -> None:
-        """A forward pass is over."""
+    def add_forward(self, batch: Any, loss: torch.Tensor) -> None:
+        """Note that the forward pass of a micro-batch is over."""
         self.batches.append(batch)
         self.losses.append((self.recording.mark(), loss.detach()))
 
-    def repeat(
+    def replay(
         self,
         device: torch.device,
         ours: Sequence[torch.Tensor],
@@ -60,7 +63,7 @@ class Recorded:
         samples: Sequence[Any],
         wanted: Sequence[torch.Tensor],
     ) -> _core.Repeat:
-        """The pass on another device, with the tensors `theirs` for `ours` and another batch."""
+        """Begin the pass on another device, with the tensors `theirs` for `ours` and other samples."""
         try:
             return _core.Repeat(
                 self.recording,
@@ -70,58 +73,55 @@ class Recorded:
                 wanted=[*wanted, *(loss for _, loss in self.losses)],
             )
         except ValueError as error:
-            raise CannotRepeat(str(error)) from None
+            raise CannotReplay(str(error)) from None
 
 
-def _leaves(parts: Sequence[Any]) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for part in parts:
-        batches.map_leaves(
-            lambda leaf: found.append(leaf) if isinstance(leaf, torch.Tensor) else None, part
-        )
-    return found
+def _leaves(samples: Sequence[Any]) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(samples) if isinstance(leaf, torch.Tensor)]
 
 
 @contextmanager
-def recorded(device: torch.device) -> Iterator[Recorded]:
-    """Records what this thread tells `device` in the block."""
+def capture(device: torch.device) -> Iterator[CapturedPass]:
+    """Capture the operators that this thread issues on `device` in the block."""
     recording = _core.Recording(device.index)
     try:
-        yield Recorded(recording)
+        yield CapturedPass(recording)
     finally:
         recording.stop()
 
 
-class Alike:
-    """Which groups can repeat another's pass. Passes that could not be repeated are tried again after
-    a while, and ever more rarely: a model that reads values has its groups wait in turn for nothing.
+class ReplayPolicy:
+    """Decides which groups replay another's pass.
 
-    >>> alike = Alike()
-    >>> alike.classes([("a",), ("b",), ("a",)])
+    After a pass that could not be replayed it pauses, and for longer each time: groups that share a
+    class wait for one another, which is a waste if the replay fails.
+
+    >>> policy = ReplayPolicy()
+    >>> policy.classes([("a",), ("b",), ("a",)])
     [[0, 2], [1]]
     """
 
     def __init__(self) -> None:
-        self._rest = 0  # steps until the next try
-        self._next_rest = 1
-        self.failure = ""  # why the last pass could not be repeated
+        self._pause = 0  # steps until the next attempt
+        self._next_pause = 1
+        self.failure = ""  # why the last pass could not be replayed
 
     def classes(self, kinds: Sequence[Any]) -> list[list[int]]:
-        """Places of equal kinds together, in order; while it rests each by itself."""
-        if self._rest > 0:
-            self._rest -= 1
-            return [[place] for place in range(len(kinds))]
+        """Return the indices of equal kinds together, in order; in a pause, each by itself."""
+        if self._pause > 0:
+            self._pause -= 1
+            return [[index] for index in range(len(kinds))]
         found: dict[Any, list[int]] = {}
-        for place, kind in enumerate(kinds):
-            found.setdefault(kind, []).append(place)
+        for index, kind in enumerate(kinds):
+            found.setdefault(kind, []).append(index)
         return list(found.values())
 
     def succeeded(self) -> None:
-        self._next_rest = 1
+        self._next_pause = 1
 
     def failed(self, why: str) -> None:
         if why != self.failure:
             _log.debug("shoal: the program runs for every group: %s", why)
         self.failure = why
-        self._rest = self._next_rest
-        self._next_rest = min(REST_MAX, 4 * self._next_rest)
+        self._pause = self._next_pause
+        self._next_pause = min(PAUSE_STEPS_MAX, 4 * self._next_pause)

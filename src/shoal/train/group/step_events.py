@@ -1,99 +1,123 @@
-"""What the threads of one step tell each other: marks that are set once, and one failure."""
+"""What the threads of one step tell each other: one-shot events, results and the first error.
+
+The trainer's thread and the groups' threads go through a step in this order:
+
+1. Every group computes, and its exchange queues the sums of gradients: `Event.SUMMED`.
+2. Every group leaves its `GroupResult` and sets `Event.READY`.
+3. The trainer's thread decides: `commit(Decision.UPDATE)` or `commit(Decision.SKIP)`. The decision
+   sets `Event.DECIDED`, and the groups update their weights or not.
+
+`fail()` ends the step for all threads at any point before the decision.
+"""
 
 from __future__ import annotations
 
+import enum
 import threading
-from collections.abc import Hashable
 from dataclasses import dataclass
 
 from shoal.train.group.errors import TrainError
 
-COMMIT = "commit"  # the mark that `Board.commit` sets
+
+class Event(enum.Enum):
+    SUMMED = enum.auto()  # the sums of all gradients are queued
+    READY = enum.auto()  # of one replica: it needs only the decision
+    DECIDED = enum.auto()  # the step counts
+
+
+class Decision(enum.Enum):
+    UPDATE = enum.auto()
+    SKIP = enum.auto()  # the step counts, but the weights stay as they are
 
 
 class Aborted(BaseException):
-    """The step has failed elsewhere; whoever waits for it gives up. Never reaches the user."""
+    """Ends a wait because the step has failed in another thread. Never reaches the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Who failed and why; the first one counts."""
+    """The first error of a step."""
 
-    group: int
+    group: int | None  # None: the trainer's own thread failed
     error: BaseException
 
 
-class Board:
-    """Marks of one step. Every wait has a deadline and says what it waits for.
+@dataclass(slots=True)
+class GroupResult:
+    """What a group's thread leaves for the trainer's before it sets `Event.READY`."""
 
-    >>> board = Board()
-    >>> board.mark("loaded")
-    >>> board.wait("loaded", "the batch", 1.0)
+    loss: float | None = None  # None: the loss was not read
+    overflowed: bool = False  # a scaled gradient is not finite
+
+
+class StepEvents:
+    """The events of one step. Every wait has a deadline and says what it waits for.
+
+    >>> events = StepEvents(replicas=1)
+    >>> events.set(Event.SUMMED)
+    >>> events.wait(Event.SUMMED, "the sums", 1.0)
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._events: dict[Hashable, threading.Event] = {}  # one each: a mark wakes who needs it
-        self._marks: set[Hashable] = set()
-        self._committed = False
-        self._values: dict[tuple[str, int], float] = {}
+    def __init__(self, replicas: int) -> None:
+        self.results = [GroupResult() for _ in range(replicas)]
         self.failure: Failure | None = None
+        self.decision: Decision | None = None
+        self._lock = threading.Lock()
+        # One object for each event: setting it wakes only the threads that wait for it.
+        self._waits: dict[tuple[Event, int | None], threading.Event] = {}
+        self._set: set[tuple[Event, int | None]] = set()
 
-    def mark(self, key: Hashable) -> None:
+    def set(self, event: Event, slot: int | None = None) -> None:
         with self._lock:
-            self._marks.add(key)
-            event = self._events.setdefault(key, threading.Event())
-        event.set()
+            self._set.add((event, slot))
+            wait = self._waits.setdefault((event, slot), threading.Event())
+        wait.set()
 
-    def commit(self) -> bool:
-        """Decides, once and for all threads alike, that the step counts; False if it has failed."""
+    def commit(self, decision: Decision) -> bool:
+        """Decide, once and for all threads, that the step counts. Return False if it has failed."""
         with self._lock:
             if self.failure is not None:
                 return False
-            self._committed = True
-        self.mark(COMMIT)
+            self.decision = decision
+        self.set(Event.DECIDED)
         return True
 
-    def fail(self, group: int, error: BaseException) -> None:
-        """Ends the step for all. A second failure is usually a consequence of the first, and one
-        after the commit is the next step's."""
+    def fail(self, group: int | None, error: BaseException) -> None:
+        """End the step for all threads. A second error usually follows from the first, and an error
+        after the commit belongs to the next step: both are ignored."""
         if isinstance(error, Aborted):
             return
         with self._lock:
-            if self._committed:
+            if self.decision is not None:
                 return
             if self.failure is None:
                 self.failure = Failure(group, error)
-            waiting = list(self._events.values())
-        for event in waiting:
-            event.set()
-
-    def is_marked(self, key: Hashable) -> bool:
-        with self._lock:
-            return key in self._marks
-
-    def put(self, name: str, slot: int, value: float) -> None:
-        """Leaves a number for whoever waits for a later mark."""
-        with self._lock:
-            self._values[name, slot] = value
-
-    def values(self, name: str) -> dict[int, float]:
-        with self._lock:
-            return {slot: v for (n, slot), v in self._values.items() if n == name}
+            waits = list(self._waits.values())
+        for wait in waits:
+            wait.set()
 
     def check(self) -> None:
+        """Raise `Aborted` if the step has failed."""
         if self.failure is not None:
             raise Aborted
 
-    def wait(self, key: Hashable, what: str, timeout_s: float) -> None:
-        """Waits for a mark. Raises `Aborted` when the step fails, `TrainError` at the deadline."""
+    def wait(self, event: Event, what: str, timeout_s: float, slot: int | None = None) -> None:
+        """Wait for an event. Raise `Aborted` if the step fails, `TrainError` at the deadline."""
+        key = event, slot
         with self._lock:
-            if key in self._marks:
+            if key in self._set:
                 return
             if self.failure is not None:
                 raise Aborted
-            event = self._events.setdefault(key, threading.Event())
-        if not event.wait(timeout_s):
+            wait = self._waits.setdefault(key, threading.Event())
+        if not wait.wait(timeout_s):
             raise TrainError(f"waited {timeout_s:g} s for {what}")
-        if not self.is_marked(key):
-            raise Aborted
+        with self._lock:
+            if key not in self._set:
+                raise Aborted
+
+    def wait_decision(self, timeout_s: float) -> Decision:
+        """Wait until the trainer's thread decides about the step."""
+        self.wait(Event.DECIDED, "the other groups", timeout_s)
+        assert self.decision is not None
+        return self.decision

@@ -1,4 +1,4 @@
-"""When which device did what: spans of compute, exchange, loading and waiting."""
+"""The timeline of a training: spans of compute, exchange, loading and waiting."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import torch
 from shoal.train.group.devices import elapsed_s, record
 
 SPANS_MAX = 100_000
-STEPS_KEPT = 8  # steps whose times nobody has asked for
-PENDING_MAX = 10_000  # pieces of work whose end nobody has asked for
+STEPS_KEPT = 8  # whose times are not taken yet
+PENDING_MAX = 10_000  # timings that are not collected yet
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One piece of work on one track. Times are seconds of `time.perf_counter`."""
+    """Work on one track. Times are seconds of `time.perf_counter`."""
 
     track: str
     kind: str
@@ -45,15 +45,15 @@ class Timeline:
         self._sources: list[Callable[[], None]] = []
         self.origin_s = time.perf_counter()
 
-    def ask(self, source: Callable[[], None]) -> None:
-        """Lets `source` add what it knows whenever spans are wanted."""
+    def add_source(self, source: Callable[[], None]) -> None:
+        """Call `source`, which adds its spans, whenever spans are read."""
         self._sources.append(source)
 
-    def ask_no_more(self, source: Callable[[], None]) -> None:
+    def remove_source(self, source: Callable[[], None]) -> None:
         self._sources = [s for s in self._sources if s != source]
 
     def collect(self) -> None:
-        """Takes in what is known by now; once a step is enough."""
+        """Let the sources add their spans; once a step is enough."""
         for source in self._sources:
             source()
 
@@ -70,7 +70,7 @@ class Timeline:
             return sorted(self._spans, key=lambda s: s.start_s)
 
     def since(self, start_s: float) -> list[Span]:
-        """Spans that ended after `start_s`, newest first; looks at no older ones."""
+        """Return the spans that ended after `start_s`, newest first."""
         self.collect()
         found = []
         with self._lock:
@@ -82,7 +82,7 @@ class Timeline:
 
     @contextmanager
     def span(self, track: str, kind: str, step: int) -> Iterator[None]:
-        """Records what runs in the block.
+        """Time the block.
 
         >>> with timeline.span("host", "loading", 3):
         ...     batch = next(batches)
@@ -94,7 +94,7 @@ class Timeline:
             self.add(Span(track, kind, start, time.perf_counter(), step))
 
     def write_chrome_trace(self, path: str | Path) -> None:
-        """Writes a file for chrome://tracing or ui.perfetto.dev."""
+        """Write a file for chrome://tracing or ui.perfetto.dev."""
         spans = self.spans
         tracks = {name: i for i, name in enumerate(sorted({s.track for s in spans}))}
         events: list[dict[str, object]] = [
@@ -127,57 +127,59 @@ class _Pair:
 
 
 class Stopwatch:
-    """Times work on one device without making anybody wait.
+    """Times work on one device without a wait.
 
-    What has come to its end is taken in when somebody asks. All times are the device's own; they
-    become this program's clock by an event at which both were read.
+    `collect` takes in finished work. All times are the device's own; an event at which both clocks were
+    read converts them to this program's clock.
     """
 
     def __init__(self, track: str, timeline: Timeline, device: torch.device) -> None:
         self.track = track
         self._timeline = timeline
         self._pending: deque[_Pair] = deque(maxlen=PENDING_MAX)
-        self._first: _Pair | None = None  # of the step that is timed now
+        self._first: _Pair | None = None  # of the present step
         self._took: dict[int, float] = {}  # seconds of the last steps
         self._lock = threading.Lock()
         self._anchor = record(device)
         self._anchor.synchronize()
         self._anchor_s = time.perf_counter()
-        timeline.ask(self.collect)
+        timeline.add_source(self.collect)
 
     def time(
         self, kind: str, step: int, start: torch.Event, stop: torch.Event, last: bool = True
     ) -> None:
-        """Times from `start` to `stop`, both on this device; `last` ends the step's work."""
+        """Time from `start` to `stop`, both on this device; `last` ends the step's work."""
         self._pending.append(_Pair(kind, step, start, stop, last))
 
     def take(self, step: int) -> float | None:
-        """Seconds from the step's first work on this device to its last, if known already."""
+        """Return the seconds from the step's first work on this device to its last, if known."""
         self.collect()
         with self._lock:
             return self._took.pop(step, None)
 
     def collect(self) -> None:
-        """Takes in what is done by now."""
+        """Take in the work that is done by now."""
         with self._lock:
             while self._pending:
                 try:
                     if not self._pending[0].stop.query():
                         return
                     self._measure(self._pending[0])
-                except RuntimeError:  # lost, or an operator failed: who uses the result is told
+                except (
+                    RuntimeError
+                ):  # lost, or an operator failed: whoever reads the result gets it
                     pass
                 self._pending.popleft()
 
     def close(self) -> None:
         self.collect()
-        self._timeline.ask_no_more(self.collect)
+        self._timeline.remove_source(self.collect)
 
     def _measure(self, pair: _Pair) -> None:
         seconds, worked_s = elapsed_s(pair.start, pair.stop)
         stop_s = self._anchor_s + elapsed_s(self._anchor, pair.stop)[0]
         self._anchor, self._anchor_s = pair.stop, stop_s
-        # Waiting for others is a gap between computing, but a part of the exchange.
+        # A wait for others is a gap in computing, but belongs to the exchange.
         shown_s = seconds if pair.kind == "exchange" else worked_s
         self._timeline.add(Span(self.track, pair.kind, stop_s - shown_s, stop_s, pair.step))
         if self._first is None or self._first.step != pair.step:

@@ -21,32 +21,33 @@ from shoal.train.model.stage_costs import (
     stage_memory_bytes,
     timing,
 )
+from shoal.units import show_bytes
 
-#: Orders of the devices whose slowest stage is so near to the best are compared by the whole step.
+#: Orders of devices whose slowest stage is within this factor of the best are simulated.
 NEAR = 1.25
-REFINED_MAX = 12  # of them: six unequal devices have 720 orders
-#: All orders of the devices are tried up to this many; beyond it they keep the order they came in.
+REFINED_MAX = 12  # orders: six unequal devices have 720
+#: All orders are tried for up to this many devices; more keep their order.
 PERMUTED_DEVICES_MAX = 6
-#: A cut is shared where that shortens the step by this part of it: copies are not for nothing.
+#: A cut is shared if that shortens the step by this fraction: copies have a cost.
 SHARING_GAIN_MIN = 0.03
-#: The most units that a cut shares, and how far from a whole cut it is looked for.
+#: The most units that a cut shares, and the search distance from a whole cut.
 SHARED_UNITS_MAX, SHARED_WITHIN = 2, 3
-#: Numbers of micro-batches that are tried for a cut, less one; and of whole cuts from which it starts.
-SHARED_PARTS, SHARED_FROM = 8, 2
+#: Fractions of the micro-batches to try for a cut, and whole cuts to start from.
+SHARED_FRACTIONS, SHARED_FROM = 8, 2
 
 
 class CannotPartition(ValueError):
-    """No cut exists; the text says which limit is in the way."""
+    """No cut exists; the text names the limit."""
 
 
 def partition(
     units: Sequence[Unit], devices: Sequence[StageDevice], limits: Limits | None = None
 ) -> tuple[Stage, ...]:
-    """Cuts `units` into one stage for each device so that a step is as short as possible.
+    """Cut `units` into one stage for each device so that a step is as short as possible.
 
-    Every stage has at least one unit and fits its device's memory. Devices may be put in another
-    order: a slow one gets the stage that suits it. Cuts are shared where stages would be unequal
-    otherwise and the schedule's sums are not those of autograd anyway.
+    Every stage has at least one unit and fits its device's memory. The devices may change their order:
+    a slow one gets a stage that suits it. Cuts are shared if stages would be unequal otherwise and the
+    schedule defers gradients.
 
     >>> units = [Unit(str(i), 1.0, 2.0) for i in range(6)]
     >>> [(s.start, s.stop) for s in partition(units, [StageDevice(), StageDevice(speed=0.5)])]
@@ -54,11 +55,11 @@ def partition(
     """
     limits = limits or Limits()
     if not devices:
-        raise CannotPartition("there are no devices to put stages on")
+        raise CannotPartition("there are no devices for the stages")
     if len(units) < len(devices):
         raise CannotPartition(
-            f"the model has {len(units)} unit(s) that may be separated, fewer than the "
-            f"{len(devices)} devices of the group; use fewer devices in a group"
+            f"the model has {len(units)} unit(s), fewer than the {len(devices)} devices of the group; "
+            "use fewer devices in a group"
         )
 
     def seconds(stages: tuple[Stage, ...]) -> float:
@@ -72,7 +73,7 @@ def partition(
 def _whole(
     units: Sequence[Unit], devices: Sequence[StageDevice], limits: Limits
 ) -> list[tuple[Stage, ...]]:
-    """The best cut that is the same for all micro-batches, for each of the best orders of devices."""
+    """Return the best cut without sharing, for each of the best orders of devices."""
 
     @cache  # many orders have many stages in common
     def stage(start: int, stop: int, device: int, kept: int) -> Stage:
@@ -96,8 +97,8 @@ def _whole(
 def partition_fitting(
     units: Sequence[Unit], devices: Sequence[StageDevice], limits: Limits
 ) -> tuple[tuple[Stage, ...], Limits]:
-    """Like `partition`; where the schedule needs too much memory, with one that needs less. Returns
-    what it used."""
+    """Call `partition`, with a schedule that needs less memory if this one does not fit. Return the
+    limits that it used."""
     while True:
         try:
             return partition(units, devices, limits), limits
@@ -110,7 +111,7 @@ def partition_fitting(
 def step_seconds(
     units: Sequence[Unit], stages: Sequence[Stage], devices: Sequence[StageDevice], limits: Limits
 ) -> float:
-    """How long a step takes, with the time in which stages wait for each other."""
+    """Return the seconds of a step, with the time in which stages wait for each other."""
     return timing(units, stages, devices, limits).total_s
 
 
@@ -120,15 +121,16 @@ def _refine(
     devices: Sequence[StageDevice],
     limits: Limits,
 ) -> tuple[Stage, ...]:
-    """Moves cuts by a unit or two where that shortens the step: the first stages start sooner and end
-    later than the last, so equal stages are not the best."""
+    """Move cuts by a unit or two if that shortens the step. The first stages start sooner and end later
+    than the last, so equal stages are not optimal."""
     best = stages
     best_s = step_seconds(units, stages, devices, limits)
     moved = True
     while moved:
         moved = False
         for cut, by in itertools.product(range(1, len(best)), (-2, -1, 1, 2)):
-            tried = _moved(units, best, cut, by, devices, limits)
+            moved_cut = Cut(best[cut].start + by)
+            tried = _with_cut(units, best, cut, moved_cut, devices, limits)
             if tried is None:
                 continue
             seconds = step_seconds(units, tried, devices, limits)
@@ -137,31 +139,19 @@ def _refine(
     return best
 
 
-def _moved(
-    units: Sequence[Unit],
-    stages: tuple[Stage, ...],
-    cut: int,
-    by: int,
-    devices: Sequence[StageDevice],
-    limits: Limits,
-) -> tuple[Stage, ...] | None:
-    """The stages with the start of stage `cut` moved; None if a stage is empty then, or too large."""
-    return _with_cut(units, stages, cut, Cut(stages[cut].start + by), devices, limits)
-
-
 def _with_cut(
     units: Sequence[Unit],
     stages: tuple[Stage, ...],
-    place: int,
+    index: int,
     cut: Cut,
     devices: Sequence[StageDevice],
     limits: Limits,
 ) -> tuple[Stage, ...] | None:
-    """The stages with another start of stage `place`; None if a stage is empty then for some
-    micro-batch, or too large."""
+    """Change the start of stage `index`. Return None if a stage is then empty for some micro-batch, or
+    too large."""
     cuts = cuts_of(units, stages)
-    cuts[place] = cut
-    if not (cuts[place - 1].at < cut.early and cut.at < cuts[place + 1].early):
+    cuts[index] = cut
+    if not (cuts[index - 1].at < cut.early and cut.at < cuts[index + 1].early):
         return None
     kept = limits.kept(len(stages))
     changed = tuple(
@@ -178,16 +168,16 @@ def _share(
     devices: Sequence[StageDevice],
     limits: Limits,
 ) -> tuple[Stage, ...]:
-    """Shares cuts between neighbours, one after another, as long as that shortens the step."""
-    if not schedules.puts_off(limits.schedule) or limits.micro_batches < 2:
+    """Share cuts between neighbours, one by one, as long as that shortens the step."""
+    if not schedules.defers(limits.schedule) or limits.micro_batches < 2:
         return stages
     best, moved = stages, True
     best_s = step_seconds(units, stages, devices, limits)
     while moved:
         moved = False
-        for place in range(1, len(stages)):
-            for cut in _shared_cuts(units, best[place].start, limits.micro_batches):
-                tried = _with_cut(units, best, place, cut, devices, limits)
+        for index in range(1, len(stages)):
+            for cut in _shared_cuts(units, best[index].start, limits.micro_batches):
+                tried = _with_cut(units, best, index, cut, devices, limits)
                 if tried is None or busiest_s(units, tried, devices, limits) >= best_s:
                     continue
                 seconds = step_seconds(units, tried, devices, limits)
@@ -197,9 +187,9 @@ def _share(
 
 
 def _shared_cuts(units: Sequence[Unit], near: int, micro_batches: int) -> Iterator[Cut]:
-    """Shared cuts around a unit."""
-    parts = range(1, SHARED_PARTS)
-    counts = {round(micro_batches * i / SHARED_PARTS) for i in parts} - {0, micro_batches}
+    """Yield shared cuts around a unit."""
+    steps = range(1, SHARED_FRACTIONS)
+    counts = {round(micro_batches * i / SHARED_FRACTIONS) for i in steps} - {0, micro_batches}
     for at in range(max(1, near - SHARED_WITHIN), min(len(units), near + SHARED_WITHIN + 1)):
         for shared in range(1, min(SHARED_UNITS_MAX, at - 1) + 1):
             if not all(unit.shareable for unit in units[at - shared : at]):
@@ -209,7 +199,7 @@ def _shared_cuts(units: Sequence[Unit], near: int, micro_batches: int) -> Iterat
 
 
 def _orders(devices: Sequence[StageDevice]) -> list[tuple[int, ...]]:
-    """Orders that differ in more than equal devices changing places; the given one first."""
+    """Return the distinct orders of the devices; the given one first."""
     given = tuple(range(len(devices)))
     if len(devices) > PERMUTED_DEVICES_MAX:
         return [given]
@@ -229,7 +219,10 @@ def _partition_in_order(
     kept: Sequence[int],
     stage_of: Callable[[int, int, int, int], Stage],
 ) -> tuple[Stage, ...] | None:
-    """best[stop] after k stages: the slowest of the first k stages that hold units[:stop]."""
+    """Find the best stages in one order by dynamic programming.
+
+    best[stop] after k stages: the slowest of the first k stages that hold units[:stop].
+    """
     depth = len(order)
     best: list[float] = [0.0] + [math.inf] * count
     choices: list[list[Stage | None]] = []
@@ -262,9 +255,9 @@ def _why_not(units: Sequence[Unit], devices: Sequence[StageDevice], limits: Limi
     need = sum(stage_memory_bytes(units, i, i + 1, 1, limits) for i in range(len(units)))
     largest = max(range(len(units)), key=lambda i: stage_memory_bytes(units, i, i + 1, 1, limits))
     return (
-        f"the model does not fit: it needs at least {need / 2**20:.0f} MiB, its largest unit "
+        f"the model does not fit: it needs at least {show_bytes(need)}, its largest unit "
         f"({units[largest].name}) "
-        f"{stage_memory_bytes(units, largest, largest + 1, 1, limits) / 2**20:.0f} MiB, and the "
-        f"devices have {', '.join(f'{d.memory_bytes / 2**20:.0f}' for d in devices)} MiB. "
+        f"{show_bytes(stage_memory_bytes(units, largest, largest + 1, 1, limits))}, and the "
+        f"devices have {', '.join(show_bytes(d.memory_bytes) for d in devices)}. "
         "Use more devices in a group, or smaller micro-batches (micro_batches=…)"
     )

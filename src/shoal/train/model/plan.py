@@ -1,4 +1,4 @@
-"""How many groups and how many stages: predicted from profiles, with the reason. Pure."""
+"""Chooses the number of groups and stages by predicted step times. Pure."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from rich.table import Table
 from shoal.train.group.batch_split import CostFit, divide
 from shoal.train.model.partition import CannotPartition, partition_fitting
 from shoal.train.model.stage_costs import Limits, Stage, StageDevice, Unit, timing
+from shoal.units import show_bytes
 
 #: Bytes that the exchange moves for each byte of weights: out to the owner and back.
 EXCHANGE_WAYS = 2
-#: What a step takes longer for each micro-batch after the first: smaller pieces compute less well.
+#: The fraction that a step takes longer for each micro-batch after the first, which compute less well.
 #: (Eight instead of one cost a GPT 0.10, a CNN 0.18 and an MLP 0.31 of its speed.)
-PIECE_COST = 0.02
+MICRO_BATCH_COST = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One way to use the devices, and what it is expected to give."""
+    """One way to use the devices, with its predicted time."""
 
     layout: tuple[tuple[int, ...], ...]  # devices of each group
     stages: tuple[tuple[Stage, ...], ...]  # of each group
@@ -45,25 +46,25 @@ class Choice:
     best: Option
 
     def table(self) -> Table:
-        """What `groups="auto"` shows before training starts."""
+        """Return the table that `groups="auto"` shows before training starts."""
         table = Table(
             title="groups x stages",
             title_justify="left",
-            caption="▶ the shortest step that is expected, of what fits into memory",
+            caption="▶ the shortest predicted step that fits into memory",
             caption_justify="left",
         )
         for heading in ("", "groups x stages", "step", "fullest device", "why"):
             table.add_column(heading)
         for option in self.options:
             step = f"{option.step_s * 1e3:.1f} ms" if option.step_s is not None else "–"
-            memory = f"{option.memory_bytes / 2**20:.1f} MiB" if option.step_s is not None else "–"
+            memory = show_bytes(option.memory_bytes) if option.step_s is not None else "–"
             mark = "▶" if option is self.best else ""
             table.add_row(mark, option.name, step, memory, option.why)
         return table
 
 
 def layouts(devices: int) -> list[tuple[tuple[int, ...], ...]]:
-    """Ways to put all devices into groups of equal size, and one whole device alone.
+    """Return the ways to put all devices into groups of equal size, and one device alone.
 
     >>> layouts(4)
     [((0,), (1,), (2,), (3,)), ((0, 1), (2, 3)), ((0, 1, 2, 3),), ((0,),)]
@@ -71,8 +72,8 @@ def layouts(devices: int) -> list[tuple[tuple[int, ...], ...]]:
     found = []
     for depth in range(1, devices + 1):
         if devices % depth == 0:
-            places = range(0, devices, depth)
-            found.append(tuple(tuple(range(p, p + depth)) for p in places))
+            firsts = range(0, devices, depth)
+            found.append(tuple(tuple(range(i, i + depth)) for i in firsts))
     if devices > 1:
         found.append(((0,),))
     return found
@@ -88,11 +89,11 @@ def choose(
     weight_copies: float = 4.0,
     link_bytes_per_s: float = 2e9,
 ) -> Choice:
-    """The layout with the shortest predicted step for a batch of so many samples.
+    """Choose the layout with the shortest predicted step for a batch of so many samples.
 
     Args:
         units: profiled with `profiled_samples` samples on a device of speed 1.
-        micro_batches: how many a group of so many stages would use.
+        micro_batches: returns their number for a group of so many stages.
     """
     fastest_first = sorted(range(len(devices)), key=lambda i: -devices[i].speed)
     options = []
@@ -144,21 +145,21 @@ def _option(
     seconds, bubbles = [], []
     for group, (cut, used) in zip(layout, cuts, strict=True):
         expected = timing(sized, cut, [devices[i] for i in group], used)
-        seconds.append(expected.total_s * (1 + PIECE_COST * (micros - 1)))
+        seconds.append(expected.total_s * (1 + MICRO_BATCH_COST * (micros - 1)))
         bubbles.append(expected.bubble)
     per_group = batch / len(layout)
-    shares = divide(batch, [CostFit(0.0, s / per_group, True) for s in seconds])
-    compute = max(s * n / per_group for s, n in zip(seconds, shares, strict=True))
+    split = divide(batch, [CostFit(0.0, s / per_group, True) for s in seconds])
+    compute = max(s * n / per_group for s, n in zip(seconds, split, strict=True))
     weights = max(sum(u.weight_bytes for u in units[s.start : s.stop]) for c in stages for s in c)
     groups = len(layout)
     exchange = EXCHANGE_WAYS * weights * (groups - 1) / groups / link if groups > 1 else 0.0
-    exposed = exchange / 2  # the way to the owner is hidden behind the backward pass
+    exposed = exchange / 2  # the copy to the owner overlaps the backward pass
     memory = max(stage.memory_bytes for cut in stages for stage in cut)
     why = f"compute {compute * 1e3:.1f} ms, exchange {exposed * 1e3:.1f} ms"
     if depth > 1:
         why += f", bubble {max(bubbles) * 100:.0f} %"
-    if len(set(shares)) > 1:
-        why += f", shares {':'.join(map(str, shares))}"
+    if len(set(split)) > 1:
+        why += f", samples {':'.join(map(str, split))}"
     return Option(layout, stages, compute + exposed, memory, why)
 
 

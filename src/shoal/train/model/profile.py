@@ -1,4 +1,4 @@
-"""A model's units, what they cost and which weights they use, from one batch on one device."""
+"""Profiles a model: its units, their costs and their weights, from one batch on one device."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from shoal.train.group.devices import synchronize
 from shoal.train.model.stage_costs import Unit
 from shoal.train.model.stages import Tracer, watch_modules
 
-#: A profile repeats its pass at least so often, and more often as long as that takes little.
+#: A profile repeats its pass at least so often, and more often within so many seconds.
 REPEATS, REPEATS_MAX, REPEATS_S = 4, 24, 1.5
 SPEED_ROUNDS, SPEED_CALLS = 9, 12
-START = "(start)"  # what runs before the first point
+START = "(start)"  # the unit before the first point
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class ModelProfile:
 
     units: tuple[Unit, ...]
     weights: dict[str, int]  # name of a parameter or buffer -> first unit that uses it
-    rows_per_sample: float = 1.0  # by which each weight is multiplied in the mean: tokens, pixels
+    rows_per_sample: float = 1.0  # mean number of rows that each weight multiplies: tokens, pixels
 
     @property
     def seconds(self) -> float:
-        """Forward and backward of the micro-batch that was profiled."""
+        """Seconds of forward and backward of the profiled micro-batch."""
         return sum(unit.seconds for unit in self.units)
 
     @property
@@ -49,8 +49,8 @@ class ModelProfile:
 
 
 def candidates(model: nn.Module) -> list[str]:
-    """Names of modules at whose call a stage may begin: elements of the model's outermost lists of
-    blocks, and what stands beside those lists.
+    """Return the names of modules at whose call a stage may begin: elements of the model's outermost
+    lists of blocks, and the modules beside those lists.
 
     >>> candidates(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
     ['0', '1']
@@ -79,7 +79,7 @@ def _holds_list(module: nn.Module) -> bool:
 
 
 class _Recorder(Tracer, TorchFunctionMode):
-    """Follows one forward and backward pass and notes times, weights and bytes by unit."""
+    """Measures times, weights and bytes by unit in one forward and backward pass."""
 
     def __init__(
         self, device: torch.device, weights: dict[int, str], weight_storages: set[int]
@@ -133,7 +133,7 @@ class _Recorder(Tracer, TorchFunctionMode):
         self.started.append(time.perf_counter())
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Counts what autograd keeps, each storage once, weights not at all."""
+        """Count the bytes that autograd keeps: each storage once, weights not at all."""
         pointer = tensor.untyped_storage().data_ptr()
         if pointer not in self._counted:
             self._counted.add(pointer)
@@ -149,10 +149,9 @@ def synchronize_any(device: torch.device) -> None:
 def profile(
     model: nn.Module, forward: Callable[[], torch.Tensor], device: torch.device, samples: int = 1
 ) -> ModelProfile:
-    """Runs `forward` (which returns the loss of `samples`) and its backward pass a few times and
-    measures.
+    """Run and measure `forward` (which returns the loss of `samples`) and its backward pass.
 
-    Buffers, gradients and random numbers are afterwards as before.
+    Buffers, gradients and random numbers do not change.
     """
     names = candidates(model)
     handles = watch_modules(model, names)
@@ -174,7 +173,7 @@ def profile(
     first = runs[0]
     once = [i for i, n in enumerate(first.names) if first.names.count(n) == 1]
     if any(run.names != first.names for run in runs):
-        once = [0]  # the way differs from run to run: nowhere is safe to cut
+        once = [0]  # the order differs from run to run: no cut is safe
     weights_read = sum(p.numel() for p in model.parameters() if p.dim() > 1)
     rows = counter.get_total_flops() / (2 * max(1, weights_read) * samples)
     return _units(model, first, runs, once, max(1.0, rows))
@@ -205,7 +204,7 @@ def _units(
     once: list[int],
     rows_per_sample: float,
 ) -> ModelProfile:
-    """Joins what cannot be separated, and takes the least time of each unit over the runs."""
+    """Join what cannot be separated, and take the least time of each unit over the runs."""
     count = len(first.names)
     forward = [min(r.started[i + 1] - r.started[i] for r in runs) for i in range(count)]
     backward = [0.0] * count
@@ -241,8 +240,8 @@ def _units(
 
 
 def _fixed_units(model: nn.Module, weights: dict[str, int], used: set[tuple[str, int]]) -> set[int]:
-    """Units that one stage must compute: with a copy of their weights, changes of buffers and a part
-    of the gradients would go past their owner."""
+    """Return the units that one stage must compute. With a copy of their weights, the owner would miss
+    changes of buffers and some gradients."""
     watched = {
         name
         for name, parameter in model.named_parameters()
@@ -250,8 +249,8 @@ def _fixed_units(model: nn.Module, weights: dict[str, int], used: set[tuple[str,
     }
     buffers = {name for name, _ in model.named_buffers()}
     tied = {name for name, unit in used if unit != weights[name]}
-    apart = watched | buffers | tied
-    return {unit for name, unit in [*used, *weights.items()] if name in apart}
+    fixed = watched | buffers | tied
+    return {unit for name, unit in [*used, *weights.items()] if name in fixed}
 
 
 def _is_empty(recorder: _Recorder, starts: Sequence[int]) -> bool:
@@ -259,8 +258,8 @@ def _is_empty(recorder: _Recorder, starts: Sequence[int]) -> bool:
 
 
 def _backward_seconds(runs: Sequence[_Recorder], count: int) -> dict[int, float]:
-    """Backward time by unit. The clock is read when the gradient of a unit's input is there; units
-    whose inputs want none share the time of the one before them by their forward time."""
+    """Return the backward time by unit, measured when the gradient of a unit's input is there. Units
+    without such a gradient divide the time of the one before them by their forward times."""
     best: dict[int, float] = {}
     for run in runs:
         marks = sorted(run.finished_backward)  # units with a mark, in forward order
@@ -271,15 +270,17 @@ def _backward_seconds(runs: Sequence[_Recorder], count: int) -> dict[int, float]
             span = range(unit, marks[k + 1] if k + 1 < len(marks) else count)
             total = sum(run.started[i + 1] - run.started[i] for i in span)
             for i in span:
-                part = (run.started[i + 1] - run.started[i]) / total if total > 0 else 1 / len(span)
-                seconds = max(0.0, ends[k] - later) * part
+                fraction = (
+                    (run.started[i + 1] - run.started[i]) / total if total > 0 else 1 / len(span)
+                )
+                seconds = max(0.0, ends[k] - later) * fraction
                 best[i] = min(best.get(i, seconds), seconds)
     return best
 
 
 @contextmanager
 def _unchanged(model: nn.Module, device: torch.device) -> Any:
-    """Gives buffers, gradients and random numbers back as they were."""
+    """Restore buffers, gradients and random numbers after the block."""
     buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
     grads = {name: p.grad for name, p in model.named_parameters()}
     indices = [device.index] if device.type != "cpu" else []
@@ -297,9 +298,9 @@ def _unchanged(model: nn.Module, device: torch.device) -> Any:
 
 
 def measure_speeds(devices: Sequence[torch.device], size: int = 256) -> list[float]:
-    """Multiplications of a small matrix in a second: compares devices with each other.
+    """Return the multiplications of a small matrix per second, to compare devices.
 
-    They are measured in turn, and the median counts: what else runs there hits one now, one then.
+    The devices are measured in turn, and the median counts: other load hits each of them equally.
     """
     matrices = [torch.randn(size, size, device=device) for device in devices]
     speeds: list[list[float]] = [[] for _ in devices]

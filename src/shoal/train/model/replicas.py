@@ -1,4 +1,4 @@
-"""Replicas: the model on the devices of each group, with an optimizer that is the user's own."""
+"""Replicas: the model on the devices of each group, with a copy of the user's optimizer."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from shoal.train.data import batches
 from shoal.train.gradients.exchange import Exchange
 from shoal.train.group.devices import Reading, allocated_bytes, elapsed_s, record
 from shoal.train.group.groups import WorkerGroup
-from shoal.train.group.replay import Recorded, aside
-from shoal.train.group.step_events import Board
+from shoal.train.group.replay import CapturedPass, not_captured
+from shoal.train.group.step_events import StepEvents
 from shoal.train.group.timeline import Stopwatch, Timeline
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A micro-batch and what its mean loss counts in the whole batch."""
+class MicroBatch:
+    """Samples that a group computes at once, and the weight of their mean loss in the whole batch."""
 
     batch: Any
     weight: float
@@ -31,19 +31,19 @@ class Part:
 
 @dataclass(slots=True)
 class StepContext:
-    """What a replica needs to know of the step that it takes part in."""
+    """One replica's view of a step."""
 
     step: int
-    slot: int  # the replica's place among those that are left
-    board: Board
+    slot: int  # the replica's index in the trainer's list
+    micro_batches: Sequence[MicroBatch]
+    events: StepEvents
     exchange: Exchange
-    timeout_s: float
     scale: float = 1.0  # of the loss, before the backward pass
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """How a loss is computed from a batch."""
+    """Computes the loss of a batch."""
 
     loss: batches.Loss | None = None
     autocast: torch.dtype | None = None
@@ -60,7 +60,7 @@ class Objective:
 
 
 class Replica:
-    """A model that lies whole on a group's first device."""
+    """A whole model on a group's first device."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Replica:
         self.timeline = timeline
         self.fixed_bytes = 0  # in use before the last step's forward passes, and at the end of one
         self.used_bytes = 0
-        self._start: torch.Event | None = None  # of the step that is issued now
+        self._start: torch.Event | None = None  # of the present step
         self._ends: dict[int, tuple[torch.Event, torch.Event]] = {}  # by step: its first, its last
         self.stopwatches = [Stopwatch(str(m), timeline, m.device) for m in self.used_members]
         place(model, optimizer, self.device_of)
@@ -93,53 +93,54 @@ class Replica:
         return 1
 
     def device_of(self, name: str) -> torch.device:
-        """Where a parameter or buffer lies."""
+        """Return the device of a parameter or buffer."""
         device: torch.device = self.group.device
         return device
 
     def forward_backward(
-        self, parts: Sequence[Part], context: StepContext, recorded: Recorded | None = None
+        self, context: StepContext, captured: CapturedPass | None = None
     ) -> list[tuple[Reading, float]]:
-        """Gradients of the parts' weighted losses; returns the losses with their weights."""
+        """Compute the gradients of the weighted losses. Return the losses with their weights."""
         device: torch.device = self.group.device
         losses = []
         start = self._begin()
-        for i, part in enumerate(parts):
-            context.board.check()
-            if i == len(parts) - 1:
+        for i, micro_batch in enumerate(context.micro_batches):
+            context.events.check()
+            if i == len(context.micro_batches) - 1:
                 context.exchange.arm(context.slot, device)
-            with aside():
-                batch = batches.to_device(part.batch, device)
+            with not_captured():
+                batch = batches.to_device(micro_batch.batch, device)
             loss = self.objective(self.model, batch, device.type)
             self.used_bytes = max(self.used_bytes, allocated_bytes(device))
-            with aside():
-                if recorded is not None:
-                    recorded.passed(batch, loss)
-                losses.append((Reading(loss), part.weight))
-            # In this thread: changing to one of autograd's and back costs more than what it does.
+            with not_captured():
+                if captured is not None:
+                    captured.add_forward(batch, loss)
+                losses.append((Reading(loss), micro_batch.weight))
+            weighted = loss * (micro_batch.weight * context.scale)
+            # In this thread: switching to one of autograd's and back costs more than its work.
             with torch.autograd.set_multithreading_enabled(False):
-                (loss * (part.weight * context.scale)).backward()  # type: ignore[no-untyped-call]
-        with aside():
+                weighted.backward()  # type: ignore[no-untyped-call]
+        with not_captured():
             self.stopwatches[0].time("compute", context.step, start, record(device))
         return losses
 
-    def repeat(
-        self, leader: Replica, recorded: Recorded, parts: Sequence[Part], context: StepContext
+    def replay(
+        self, leader: Replica, captured: CapturedPass, context: StepContext
     ) -> list[tuple[Reading, float]]:
-        """As `forward_backward`, by telling the device what the leader's was told. Raises
-        `CannotRepeat` before anything has happened."""
+        """Do the same as `forward_backward` by replaying the leader's pass. Raise `CannotReplay` before
+        anything is issued."""
         device: torch.device = self.group.device
         pairs = list(zip(leader.parameters, self.parameters, strict=True))
         grads = [ours.grad for ours, _ in pairs if ours.grad is not None]
-        samples = [batches.to_device(part.batch, device) for part in parts]
-        run = recorded.repeat(device, leader.tensors, self.tensors, samples, grads)
+        samples = [batches.to_device(m.batch, device) for m in context.micro_batches]
+        run = captured.replay(device, leader.tensors, self.tensors, samples, grads)
         start = self._begin()
         losses = []
-        for (mark, loss), part in zip(recorded.losses, parts, strict=True):
-            context.board.check()
+        for (mark, loss), micro_batch in zip(captured.losses, context.micro_batches, strict=True):
+            context.events.check()
             run.until(mark)
-            losses.append((Reading(run.tensor(loss)), part.weight))
-        run.until(recorded.recording.mark())
+            losses.append((Reading(run.tensor(loss)), micro_batch.weight))
+        run.until(captured.recording.mark())
         for ours, theirs in pairs:
             theirs.grad = run.tensor(ours.grad) if ours.grad is not None else None
         self.used_bytes = self.fixed_bytes + leader.used_bytes - leader.fixed_bytes
@@ -147,26 +148,25 @@ class Replica:
         return losses
 
     def _begin(self) -> torch.Event:
-        """A step begins here."""
-        with aside():
+        with not_captured():
             self._start = record(self.group.device)
         self.fixed_bytes = self.used_bytes = allocated_bytes(self.group.device)
         return self._start
 
     def evaluate(self, batch: Any) -> torch.Tensor:
-        """The loss of a batch, without gradients."""
+        """Return the loss of a batch, without gradients."""
         device: torch.device = self.group.device
         with torch.no_grad():
             return self.objective(self.model, batches.to_device(batch, device), device.type)
 
     def finish(self, step: int) -> None:
-        """All work of the step is issued, with its update."""
+        """Note that all work of the step is issued, with its update."""
         if self._start is not None:
             self._ends[step] = self._start, record(self.group.device)
             self._start = None
 
     def seconds(self, step: int) -> float | None:
-        """How long the group worked for a step, once it is known."""
+        """Return how long the group worked for a step; None until it is known."""
         for old in [s for s in self._ends if s < step]:
             del self._ends[old]
         start, end = self._ends.get(step, (None, None))
@@ -175,7 +175,7 @@ class Replica:
                 return None
             del self._ends[step]
             return elapsed_s(start, end)[1]
-        except RuntimeError:  # lost, or an operator failed: who uses the result is told
+        except RuntimeError:  # lost, or an operator failed: whoever reads the result gets it
             return None
 
     def close(self) -> None:
@@ -183,7 +183,7 @@ class Replica:
             stopwatch.close()
 
     def remade(self, model: nn.Module, optimizer: Optimizer) -> Replica:
-        """The same place for another model object: the user's, when its own group is lost."""
+        """Make this replica again with another model object: the user's, when its own group is lost."""
         self.close()
         return Replica(self.group, model, optimizer, self.objective, self.timeline)
 
@@ -191,8 +191,8 @@ class Replica:
 def place(
     model: nn.Module, optimizer: Optimizer | None, device_of: Callable[[str], torch.device]
 ) -> None:
-    """Moves parameters, their gradients and optimizer state, and buffers. Parameter objects stay
-    the same, so that the optimizer and other holders keep them."""
+    """Move parameters, their gradients and optimizer state, and buffers. Parameter objects stay the
+    same, so that the optimizer and other holders keep them."""
     for name, parameter in model.named_parameters():
         device = device_of(name)
         before = parameter.device
@@ -216,14 +216,14 @@ def place(
 
 
 def _move_state(state: dict[str, Any], before: torch.device, device: torch.device) -> None:
-    """State beside the parameter follows it; step counts that optimizers keep on the CPU stay."""
+    """Move state on the parameter's device with it. Step counts that lie on the CPU stay there."""
     for key, value in state.items():
         if isinstance(value, torch.Tensor) and value.device == before and value.dim() > 0:
             state[key] = value.to(device)
 
 
 def clone(model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-    """A copy of the model, and one of the optimizer that holds the copy's parameters."""
+    """Copy the model, and the optimizer with the copy's parameters."""
     copied = copy.deepcopy(model)
     memo: dict[int, Any] = {}
     originals = list(model.parameters())
@@ -242,7 +242,7 @@ def clone(model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]
 
 
 def hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """What learning-rate schedules and people change: everything but the parameters."""
+    """Return what learning-rate schedules and users change: everything but the parameters."""
     return [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
 
 
@@ -252,7 +252,7 @@ def adopt_hyperparameters(optimizer: Optimizer, values: Sequence[dict[str, Any]]
 
 
 def copy_replica(source: Replica, target: Replica) -> None:
-    """Gives `target` the weights, buffers and optimizer state of `source`."""
+    """Give `target` the weights, buffers and optimizer state of `source`."""
     with torch.no_grad():
         for ours, theirs in zip(source.parameters, target.parameters, strict=True):
             theirs.copy_(ours)
@@ -267,7 +267,7 @@ def copy_replica(source: Replica, target: Replica) -> None:
 
 
 def beside(value: Any, ours: torch.Tensor, theirs: torch.Tensor) -> Any:
-    """A copy of a piece of `ours`' optimizer state for `theirs`, where that lies."""
+    """Copy a value of `ours`' optimizer state to the device of `theirs`."""
     if not isinstance(value, torch.Tensor):
         return copy.deepcopy(value)
     if value.device == ours.device and value.device != theirs.device:
@@ -276,8 +276,8 @@ def beside(value: Any, ours: torch.Tensor, theirs: torch.Tensor) -> Any:
 
 
 def take_over(lost: Replica, survivor: Replica) -> Replica:
-    """Puts the user's own model and optimizer objects, whose devices are gone, in the place of a
-    survivor's: they hold its weights and state from now on."""
+    """Give the user's own model and optimizer objects, whose devices are gone, the weights and state
+    of a survivor."""
     model, optimizer = lost.model, lost.optimizer
     for ours, theirs in zip(lost.parameters, survivor.parameters, strict=True):
         ours.grad = None

@@ -1,4 +1,4 @@
-"""Pipeline schedules: which micro-batch a stage computes when. Pure lists, checked before use."""
+"""Pipeline schedules: the order of each stage's work. Pure lists, checked before use."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-#: The part of a backward pass that computes the gradients of weights, where it is not measured.
-WEIGHT_PART = 0.5
-#: Steps that are run on paper; the first half only fills the stages.
+#: The fraction of a backward pass that computes the gradients of weights, unless it is measured.
+WEIGHT_FRACTION = 0.5
+#: Simulated steps; the first half only fills the stages.
 SIMULATED_STEPS = 6
 
 
 class InvalidSchedule(ValueError):
-    """The schedule would wait for itself, or leaves work out."""
+    """The schedule waits for itself, or leaves work out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One piece of a micro-batch's work on the stage whose list holds it.
+    """Work for one micro-batch on the stage whose list holds it.
 
-    A backward pass computes the gradients of what came into the stage and of its weights; or only
-    the former, if the list has the weights' gradients as an instruction of their own.
+    A backward pass computes the gradients of the stage's inputs and weights. It computes those of the
+    inputs alone if the list has an instruction for the weights' gradients.
     """
 
     kind: Literal["forward", "backward", "weight"]
@@ -50,7 +50,7 @@ def weight(micro: int) -> Instruction:
 
 
 def gpipe(stages: int, micro_batches: int) -> Schedule:
-    """All forwards, then all backwards. Keeps every micro-batch's activations."""
+    """Compute all forwards, then all backwards. Keep every micro-batch's activations."""
     _positive(stages, micro_batches)
     micros = range(micro_batches)
     one = tuple(forward(m) for m in micros) + tuple(backward(m) for m in micros)
@@ -67,37 +67,37 @@ def one_forward_one_backward(stages: int, micro_batches: int) -> Schedule:
 
 
 def zero_bubble(stages: int, micro_batches: int) -> Schedule:
-    """1F1B whose later stages put the gradients of their weights off, for nobody waits for those: the
-    stage before goes on sooner, and what was put off fills the time in which there is nothing else.
+    """1F1B whose later stages defer the gradients of their weights. No stage waits for those, so the
+    previous stage continues sooner, and the deferred work fills the idle time.
 
-    Each stage starts as many micro-batches as it can until the first comes back. Where steps follow
-    each other, what later stages have put off fills the time until the next step's first micro-batch
-    comes to them: with `enough` micro-batches nobody ever waits. Every stage keeps at most so many.
+    Each stage starts as many micro-batches as it can until the first comes back. Between steps, the
+    deferred work of later stages fills the time until the next step's first micro-batch reaches them:
+    with `enough` micro-batches no stage ever waits. Every stage keeps at most so many.
 
     >>> [" ".join(map(str, line)) for line in zero_bubble(2, 3)]
     ['F0 F1 F2 B0 B1 B2', 'F0 B0 F1 B1 F2 B2 W0 W1 W2']
     """
     ahead = [2 * (stages - s) - 2 for s in range(stages)]
-    return _putting_off(_alternating(stages, micro_batches, ahead))
+    return _deferring(_alternating(stages, micro_batches, ahead))
 
 
 def enough(stages: int) -> int:
-    """The micro-batches from which on nobody waits in `zero_bubble`."""
+    """Return the fewest micro-batches with which no stage waits in `zero_bubble`."""
     return 2 * stages - 1
 
 
 def zero_bubble_lean(stages: int, micro_batches: int) -> Schedule:
-    """The same with the micro-batches under way that 1F1B has: every stage keeps at most as many as
-    there are stages, and in each step the first waits for its first one to come back.
+    """The same with as many micro-batches in flight as 1F1B: every stage keeps at most as many as there
+    are stages. In each step the first stage waits for its first one to come back.
 
     >>> [" ".join(map(str, line)) for line in zero_bubble_lean(2, 3)]
     ['F0 F1 B0 F2 B1 B2', 'F0 B0 F1 B1 W0 F2 B2 W1 W2']
     """
-    return _putting_off(one_forward_one_backward(stages, micro_batches))
+    return _deferring(one_forward_one_backward(stages, micro_batches))
 
 
 def _alternating(stages: int, micro_batches: int, ahead: Sequence[int]) -> Schedule:
-    """Each stage computes so many forwards first, then a forward and a backward in turn."""
+    """Compute so many forwards first in each stage, then forward and backward alternately."""
     _positive(stages, micro_batches)
     lines = []
     for most in ahead:
@@ -110,29 +110,29 @@ def _alternating(stages: int, micro_batches: int, ahead: Sequence[int]) -> Sched
     return tuple(lines)
 
 
-def _putting_off(base: Schedule) -> Schedule:
-    """`base` with the gradients of weights of all stages but the first put where these would wait, on
-    paper: a forward, the gradients of inputs and those of weights take the same time."""
+def _deferring(base: Schedule) -> Schedule:
+    """Move the gradients of weights, in all stages but the first, to where the stage would wait. This
+    assumes that a forward, gradients of inputs and gradients of weights take the same time."""
     stages = len(base)
     lines: list[list[Instruction]] = [[] for _ in base]
-    put_off: list[deque[Instruction]] = [deque() for _ in base]
+    deferred: list[deque[Instruction]] = [deque() for _ in base]
     left = [deque(line) for line in base]
     free_at = [0] * stages
     done: dict[tuple[int, str, int], int] = {}
     now = 0
-    while any(left) or any(put_off):
+    while any(left) or any(deferred):
         for stage in range(stages):
             if free_at[stage] > now:
                 continue
-            chosen = _choose(stage, stages, left[stage], put_off[stage], done, now)
+            chosen = _choose(stage, stages, left[stage], deferred[stage], done, now)
             if chosen is None:
                 continue
             lines[stage].append(chosen)
-            # The first stage computes both kinds of gradients at once: nobody waits for it.
+            # The first stage computes both kinds of gradients at once: no stage waits for it.
             took = 2 if stage == 0 and chosen.kind == "backward" else 1
             free_at[stage] = done[stage, chosen.kind, chosen.micro] = now + took
             if stage > 0 and chosen.kind == "backward":
-                put_off[stage].append(weight(chosen.micro))
+                deferred[stage].append(weight(chosen.micro))
         now += 1
     return tuple(tuple(line) for line in lines)
 
@@ -141,16 +141,16 @@ def _choose(
     stage: int,
     stages: int,
     left: deque[Instruction],
-    put_off: deque[Instruction],
+    deferred: deque[Instruction],
     done: dict[tuple[int, str, int], int],
     now: int,
 ) -> Instruction | None:
-    """What a stage that is free does now: what others wait for, if it can be done."""
-    if left and len(put_off) <= 2 * stage:
+    """Return what a free stage does now: work that others wait for, if it is possible."""
+    if left and len(deferred) <= 2 * stage:
         need = _need(stage, stages, left[0])
         if need is None or done.get(need, now + 1) <= now:
             return left.popleft()
-    return put_off.popleft() if put_off else None
+    return deferred.popleft() if deferred else None
 
 
 SCHEDULES = {
@@ -159,20 +159,20 @@ SCHEDULES = {
     "1f1b": one_forward_one_backward,
     "gpipe": gpipe,
 }
-#: What takes less memory, in the order in which it is tried where a schedule does not fit.
+#: Schedules that take less memory, to try if one does not fit.
 LEANER = {"zero-bubble": "zero-bubble-lean", "zero-bubble-lean": "1f1b"}
 
 
-def puts_off(name: str) -> bool:
-    """Whether the schedule of that name computes gradients of weights apart."""
+def defers(name: str) -> bool:
+    """Return whether the schedule of that name defers gradients of weights."""
     return name.startswith("zero-bubble")
 
 
 @lru_cache(maxsize=64)
 def make(name: str, stages: int, micro_batches: int) -> Schedule:
-    """The schedule of that name, checked."""
+    """Return the schedule of that name, checked."""
     if name not in SCHEDULES:
-        raise InvalidSchedule(f"{name!r} is no schedule; use one of {', '.join(SCHEDULES)}")
+        raise InvalidSchedule(f"{name!r} is not a schedule; use one of {', '.join(SCHEDULES)}")
     schedule = SCHEDULES[name](stages, micro_batches)
     check(schedule, micro_batches)
     return schedule
@@ -181,13 +181,13 @@ def make(name: str, stages: int, micro_batches: int) -> Schedule:
 def _positive(stages: int, micro_batches: int) -> None:
     if stages < 1 or micro_batches < 1:
         raise InvalidSchedule(
-            f"a schedule needs at least one stage and one micro-batch, not {stages} and "
-            f"{micro_batches}"
+            f"a schedule needs at least one stage and one micro-batch (got {stages} and "
+            f"{micro_batches})"
         )
 
 
 def check(schedule: Schedule, micro_batches: int) -> None:
-    """Raises unless every stage does all work once and the whole can be issued to its end."""
+    """Raise unless every stage does all work once and one thread can issue all of it."""
     wanted = sorted((k, m) for k in ("backward", "forward") for m in range(micro_batches))
     for stage, line in enumerate(schedule):
         if sorted((i.kind, i.micro) for i in line if i.kind != "weight") != wanted:
@@ -199,12 +199,12 @@ def check(schedule: Schedule, micro_batches: int) -> None:
 
 
 def split(line: Sequence[Instruction]) -> frozenset[int]:
-    """Micro-batches whose weights' gradients are computed apart."""
+    """Return the micro-batches whose weights' gradients are deferred."""
     return frozenset(i.micro for i in line if i.kind == "weight")
 
 
 def in_flight(line: Sequence[Instruction]) -> int:
-    """The most micro-batches of which a stage keeps something at once."""
+    """Return the most micro-batches that a stage keeps tensors of at once."""
     apart = split(line)
     kept = most = 0
     for instruction in line:
@@ -218,7 +218,7 @@ def in_flight(line: Sequence[Instruction]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """What one thread issues next: a forward pass through all stages, or work of one stage."""
+    """What the thread issues next: a forward pass through all stages, or work of one stage."""
 
     instruction: Instruction
     stage: int  # of a forward pass: the last
@@ -226,8 +226,8 @@ class Issue:
 
 @lru_cache(maxsize=64)
 def issue_order(schedule: Schedule) -> tuple[Issue, ...]:
-    """An order in which one thread can issue everything, each stage's work in its own order. Devices
-    run behind: what is issued later for another device holds none up."""
+    """Return an order in which one thread can issue everything, each stage's work in its own order.
+    Devices run behind the thread, so work that it issues later for one device delays no other."""
     stages = len(schedule)
     at = [0] * stages
     done: set[tuple[int, str, int]] = set()
@@ -263,14 +263,14 @@ def issue_order(schedule: Schedule) -> tuple[Issue, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long a step takes where steps follow each other, and how much of it each stage works."""
+    """The seconds of a step in a row of steps, and those in which each stage works."""
 
     total_s: float
     busy_s: tuple[float, ...]
 
     @property
     def bubble(self) -> float:
-        """The part of the stages' time in which they wait."""
+        """The fraction of the stages' time in which they wait."""
         whole = self.total_s * len(self.busy_s)
         return 1 - sum(self.busy_s) / whole if whole else 0.0
 
@@ -281,8 +281,8 @@ def simulate(
     backward_s: Sequence[Sequence[float]],
     transfer_s: float = 0.0,
 ) -> Timing:
-    """Runs the schedule on paper, some steps in a row: a stage begins the next one when it has done
-    its part of this one. Seconds are by stage and micro-batch."""
+    """Simulate some steps in a row. A stage begins the next step when it has finished its work of this
+    one. Seconds are by stage and micro-batch."""
     stages = len(schedule)
     apart = [split(line) for line in schedule]
     clock = [0.0] * stages
@@ -297,9 +297,9 @@ def simulate(
         seconds = forward_s if instruction.kind == "forward" else backward_s
         took = seconds[stage][instruction.micro]
         if instruction.kind == "weight":
-            took *= WEIGHT_PART
+            took *= WEIGHT_FRACTION
         elif instruction.kind == "backward" and instruction.micro in apart[stage]:
-            took *= 1 - WEIGHT_PART
+            took *= 1 - WEIGHT_FRACTION
         clock[stage] = start + took
         busy[stage] += took
         done[stage, instruction.kind, instruction.micro] = clock[stage]
@@ -311,13 +311,13 @@ def simulate(
             for stage in every:
                 run(stage, issue.instruction, done)
         ends.append(max(clock, default=0.0))
-    settled = SIMULATED_STEPS // 2
-    each_s = (ends[-1] - ends[settled - 1]) / (SIMULATED_STEPS - settled)
+    filling = SIMULATED_STEPS // 2
+    each_s = (ends[-1] - ends[filling - 1]) / (SIMULATED_STEPS - filling)
     return Timing(each_s, tuple(seconds / SIMULATED_STEPS for seconds in busy))
 
 
 def _need(stage: int, stages: int, instruction: Instruction) -> tuple[int, str, int] | None:
-    """What must be done before, apart from the stage's own earlier instructions."""
+    """Return what must be done before, besides the stage's own earlier instructions."""
     if instruction.kind == "weight":
         return (stage, "backward", instruction.micro)
     if instruction.kind == "forward":

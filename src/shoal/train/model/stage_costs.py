@@ -1,10 +1,10 @@
-"""What stages cost: the time and memory of a model that is cut somewhere. Pure.
+"""The time and memory of a model in stages. Pure.
 
-A *unit* is a piece of the model that is never cut, in the order in which the forward pass runs
-them. A *stage* is a run of consecutive units on one device. Between two stages is a *cut*. A cut is
-*shared* if it lies earlier for some micro-batches of a step: the units in between are computed now by
-the one stage, now by the other, so that stages can be equal where units are large. Their weights belong
-to the stage before the cut; the stage behind it computes with a copy that lives for one step.
+A *unit* is a component of the model that is never cut; units are in the order of the forward pass. A
+*stage* is a run of consecutive units on one device. Between two stages is a *cut*. A *shared* cut lies
+earlier for some micro-batches of a step: either stage computes the units in between, so that stages can
+be equal where units are large. Their weights belong to the stage before the cut. The stage after it
+computes with a copy that lives for one step.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from itertools import accumulate
 
 from shoal.train.model import schedules
 
-#: What one device reads of another's memory in a second, on one machine: a copy in memory.
+#: Speed at which a device reads another's memory on one machine: a copy in memory.
 COPY_BYTES_PER_S = 8e9
-#: A copy's gradient is read by the weight's owner and added to its own, which is as much again.
+#: The weight's owner reads a copy's gradient and adds it to its own, which costs the same again.
 GRADIENT_WAYS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One piece of a model, as a profile saw it with one micro-batch on a device of speed 1."""
+    """One component of a model, profiled with one micro-batch on a device of speed 1."""
 
     name: str
     forward_s: float
     backward_s: float
     weight_bytes: int = 0  # parameters and buffers
     activation_bytes: int = 0  # kept from forward to backward, for one micro-batch
-    output_bytes: int = 0  # what crosses to the next unit, for one micro-batch
-    #: Whether a copy of its weights serves as well: none is changed by a forward pass (buffers) or
-    #: used by another unit, and nobody watches their gradients.
+    output_bytes: int = 0  # sent to the next unit, for one micro-batch
+    #: Whether a copy of its weights serves as well: no forward pass changes them (buffers), no other
+    #: unit uses them, and no hook watches their gradients.
     shareable: bool = False
 
     @property
@@ -43,7 +43,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class StageDevice:
-    """What a stage may use. A device of speed 0.5 takes twice a unit's seconds."""
+    """A stage's device. With speed 0.5 it takes twice a unit's seconds."""
 
     speed: float = 1.0
     memory_bytes: int = 2**62
@@ -65,11 +65,11 @@ class Cut:
 @dataclass(frozen=True, slots=True)
 class Stage:
     start: int  # first unit
-    stop: int  # one behind the last
-    device: int  # place in the list of devices
-    seconds: float  # forward and backward of a micro-batch in the mean, with what crosses its start
+    stop: int  # one after the last
+    device: int  # index in the list of devices
+    seconds: float  # mean forward and backward of a micro-batch, with its transfers
     memory_bytes: int
-    shared: int = 0  # last units of the stage before that it computes, too
+    shared: int = 0  # last units of the previous stage that it computes too
     shared_micros: int = 0  # for so many micro-batches of a step
 
     @property
@@ -79,10 +79,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What decides a stage's memory and its traffic."""
+    """The settings that determine a stage's memory and traffic."""
 
     micro_batches: int = 1
-    weight_copies: float = 4.0  # weights, gradients, and two values of state as Adam keeps them
+    weight_copies: float = 4.0  # weights, gradients, and two values of state as in Adam
     link_bytes_per_s: float = math.inf
     schedule: str = "zero-bubble"
     copy_bytes_per_s: float = COPY_BYTES_PER_S  # of weights that two stages use
@@ -91,13 +91,13 @@ class Limits:
         return schedules.make(self.schedule, stages, self.micro_batches)
 
     def kept(self, stages: int) -> list[int]:
-        """Micro-batches of which each stage keeps activations at once."""
+        """Return the most micro-batches whose activations each stage keeps at once."""
         return [schedules.in_flight(line) for line in self.timetable(stages)]
 
 
 def spread(count: int, micro_batches: int) -> frozenset[int]:
-    """Which micro-batches begin a stage early: `count` of them, evenly. The last is one of them: the
-    stage before then has less to do at the step's end, when it begins the next.
+    """Choose `count` micro-batches that begin a stage early, evenly spread. The last is one of them:
+    the previous stage then has less work at the step's end, when it begins the next step.
 
     >>> sorted(spread(2, 4)), sorted(spread(1, 3)), sorted(spread(0, 3))
     ([1, 3], [2], [])
@@ -110,7 +110,7 @@ def spread(count: int, micro_batches: int) -> frozenset[int]:
 
 
 def cuts_of(units: Sequence[Unit], stages: Sequence[Stage]) -> list[Cut]:
-    """Where each stage begins, and the end."""
+    """Return the beginning of each stage, and the end."""
     return [*(s.cut for s in stages), Cut(len(units))]
 
 
@@ -123,7 +123,7 @@ def make_stage(
     kept: int,
     limits: Limits,
 ) -> Stage:
-    """The stage between two cuts, on the device at place `index`."""
+    """Make the stage between two cuts, on the device with this index."""
     each = limits.micro_batches
     compute = sum(
         sum(u.seconds for u in units[a:b]) * count / each
@@ -137,18 +137,18 @@ def make_stage(
 def stage_memory_bytes(
     units: Sequence[Unit], start: int, stop: int, kept: int, limits: Limits
 ) -> int:
-    """Memory of a stage that keeps the activations of so many micro-batches at once."""
+    """Return the memory of a stage that keeps the activations of so many micro-batches."""
     return _memory_bytes(units, Cut(start), Cut(stop), kept, limits)
 
 
 def timing(
     units: Sequence[Unit], stages: Sequence[Stage], devices: Sequence[StageDevice], limits: Limits
 ) -> schedules.Timing:
-    """A step on paper, with the time in which stages wait for each other."""
+    """Simulate a step, with the time in which stages wait for each other."""
     forward_s = _seconds(units, stages, devices, limits, lambda u: u.forward_s)
     backward_s = _seconds(units, stages, devices, limits, lambda u: u.backward_s)
     for k, stage in enumerate(stages):
-        if stage.shared_micros:  # the copy is made when it is first used, and given back at the end
+        if stage.shared_micros:  # copied at the first use, its gradient returned at the end
             copy_s = _copy_s(units, stage.cut, limits)
             forward_s[k][min(spread(stage.shared_micros, limits.micro_batches))] += copy_s
             backward_s[k - 1][-1] += GRADIENT_WAYS * copy_s
@@ -162,7 +162,7 @@ def timing(
 def busiest_s(
     units: Sequence[Unit], stages: Sequence[Stage], devices: Sequence[StageDevice], limits: Limits
 ) -> float:
-    """What a step takes at least: the work of the stage that has most of it."""
+    """Return a lower bound of a step: the work of the busiest stage."""
     work = _seconds(units, stages, devices, limits, lambda u: u.seconds)
     return max(map(sum, work))
 
@@ -174,7 +174,7 @@ def _seconds(
     limits: Limits,
     of: Callable[[Unit], float],
 ) -> list[list[float]]:
-    """By stage and micro-batch."""
+    """Return seconds by stage and micro-batch."""
     micros = range(limits.micro_batches)
     until = list(accumulate((of(unit) for unit in units), initial=0.0))
     starts = []
@@ -188,7 +188,7 @@ def _seconds(
 
 
 def _computed(begin: Cut, end: Cut, micro_batches: int) -> list[tuple[int, int, int]]:
-    """Runs of units that the stage between two cuts computes, and for how many micro-batches."""
+    """Return the runs of units that a stage computes, and for how many micro-batches."""
     return [
         (begin.early, begin.at, begin.micros),
         (begin.at, end.early, micro_batches),
@@ -209,17 +209,17 @@ def _memory_bytes(units: Sequence[Unit], begin: Cut, end: Cut, kept: int, limits
 
 
 def _crossing_s(units: Sequence[Unit], begin: Cut, limits: Limits) -> float:
-    """Of a micro-batch in the mean: activations come in and their gradients go back over the cut, and
-    in each step what is copied."""
+    """Return the mean seconds of a micro-batch's transfers over the cut: activations, their gradients,
+    and the copied weights of each step."""
     if begin.at == 0:
         return 0.0
-    part = begin.micros / limits.micro_batches
+    fraction = begin.micros / limits.micro_batches
     late, early = units[begin.at - 1].output_bytes, units[begin.early - 1].output_bytes
-    crossing = 2 * (late * (1 - part) + early * part) / limits.link_bytes_per_s
+    crossing = 2 * (late * (1 - fraction) + early * fraction) / limits.link_bytes_per_s
     return crossing + _copy_s(units, begin, limits) / limits.micro_batches
 
 
 def _copy_s(units: Sequence[Unit], cut: Cut, limits: Limits) -> float:
-    """How long it takes to copy what stages share."""
+    """Return the seconds to copy the shared weights."""
     shared = sum(u.weight_bytes for u in units[cut.early : cut.at])
     return shared / min(limits.copy_bytes_per_s, limits.link_bytes_per_s)

@@ -1,11 +1,11 @@
-"""Cutting a model's forward pass into stages without changing or tracing its code.
+"""Cuts a model's forward pass into stages without changing or tracing its code.
 
-The model's own `forward` runs as it is. Where a stage begins (at a module's call or at `cut("name")`)
-it goes on on the next device. While it runs, every torch function that gets a tensor of an earlier
-stage gets it on the current device instead, cut from the autograd graph: an *edge*. The backward
-pass of a stage starts from the gradients of the edges that leave it. So skip connections, masks and
-tied weights need no annotation. Code that asks for a tensor's device, or names one that it has
-asked for earlier (`.to(device)`), means that of the model: the current stage's.
+The model's own `forward` runs unchanged. Where a stage begins (at a module's call or at `cut("name")`)
+it continues on the next device. Every torch function that gets a tensor of an earlier stage gets it on
+the current device instead, detached from the autograd graph: an *edge*. The backward pass of a stage
+starts from the gradients of the edges that leave it. So skip connections, masks and tied weights need
+no annotation. Code that reads a tensor's device, or passes one on (`.to(device)`), gets the current
+stage's device.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from shoal.train.model.weight_gradients import WeightGradients
 _local = threading.local()
 
 _DEVICE_OF = torch.Tensor.device.__get__
-#: Functions that only ask about a tensor: it need not be moved.
-_ASKS = {
+#: Functions that only query a tensor, which stays where it is.
+_QUERIES = {
     torch.Tensor.size,
     torch.Tensor.dim,
     torch.Tensor.stride,
@@ -49,7 +49,7 @@ _ASKS = {
 
 
 def cut(name: str) -> None:
-    """Marks a place in a model's `forward` where a stage may begin. Does nothing outside training.
+    """Mark a line of a model's `forward` where a stage may begin. Do nothing outside training.
 
     >>> def forward(self, x):
     ...     x = self.encode(x)
@@ -62,11 +62,11 @@ def cut(name: str) -> None:
 
 
 class Tracer(ABC):
-    """Is told in which order a forward pass reaches its points."""
+    """Learns in which order a forward pass reaches its points."""
 
     @abstractmethod
     def reached(self, name: str, inputs: Sequence[torch.Tensor]) -> None:
-        """The point `name`, with the tensors that go into it."""
+        """Handle the point `name` and the tensors that go into it."""
 
     def __enter__(self) -> Any:
         _local.tracer = self
@@ -77,7 +77,7 @@ class Tracer(ABC):
 
 
 def watch_modules(model: nn.Module, names: Sequence[str]) -> list[RemovableHandle]:
-    """Lets the thread's tracer know whenever one of these modules is called."""
+    """Call the thread's tracer whenever one of these modules is called."""
     modules = dict(model.named_modules())
 
     def hook_of(name: str) -> Callable[..., None]:
@@ -100,7 +100,7 @@ def watch_modules(model: nn.Module, names: Sequence[str]) -> list[RemovableHandl
 class Edge:
     """A value that goes from one stage to a later one."""
 
-    source: torch.Tensor  # at the stage that made it
+    source: torch.Tensor  # at the stage that computed it
     origin: int
     arrived: torch.Tensor  # the same at the later stage: a leaf there, whose gradient comes back
 
@@ -110,7 +110,7 @@ class Weights:
     """Parameters and buffers of a replica, and copies of those that another stage uses too.
 
     A weight belongs to the first stage that uses it. A later stage (tied weights, shared cuts)
-    computes with a copy that lives for one step; its gradient is added to the owner's.
+    computes with a copy that lives for one step; the owner adds the copy's gradient to its own.
     """
 
     stage_of: dict[int, int]  # id of the tensor -> stage
@@ -125,13 +125,13 @@ class Weights:
             self.copied[id(leaf)] = weight
         return self.copies[key][1]
 
-    def owed(self, stage: int) -> list[torch.Tensor]:
-        """Weights of `stage` to whose gradients those of copies will be added."""
+    def shared(self, stage: int) -> list[torch.Tensor]:
+        """Return the weights of `stage` that have copies, whose gradients are still to be added."""
         weights = [weight for weight, _ in self.copies.values() if weight.requires_grad]
         return [weight for weight in weights if self.stage_of[id(weight)] == stage]
 
     def add_gradients(self, stage: int) -> None:
-        """Adds the copies' gradients to the weights that `stage` owns."""
+        """Add the copies' gradients to the weights that `stage` owns."""
         for (_, identity), (weight, leaf) in sorted(self.copies.items(), key=lambda kv: kv[0][0]):
             if self.stage_of[identity] != stage or leaf.grad is None:
                 continue
@@ -167,11 +167,11 @@ class Run(Tracer):
         return self.devices[self.stage]
 
     def seen(self, device: torch.device) -> torch.device:
-        """What the model's code takes for a tensor's device. Hooks of a backward pass want its own."""
+        """Return a tensor's device as the model's code sees it. Hooks of autograd see the real one."""
         return self.device if device in self.devices and not self._again else device
 
     def forward(self, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Issues the whole forward pass, stage after stage; the devices run behind."""
+        """Issue the whole forward pass, stage by stage; the devices run behind."""
         set_current(self.device)
         with self, _Relocate(self):
             loss = compute()
@@ -179,7 +179,7 @@ class Run(Tracer):
             missing = [n for n, s in self._begins.items() if s == self.stage + 1]
             raise CannotCut(
                 f"this batch's forward pass ended without reaching {missing[0]!r}, where stage "
-                f"{self.stage + 1} begins; cut where every forward pass comes by"
+                f"{self.stage + 1} begins. Call shoal.train.cut() where every forward pass executes it."
             )
         self._moved.clear()
         self._leave()
@@ -189,12 +189,12 @@ class Run(Tracer):
     def backward(
         self, stage: int, values: Sequence[torch.Tensor], grads: Sequence[torch.Tensor]
     ) -> None:
-        """Issues the stage's backward pass from values that left it. What it computes again
-        (checkpointing) uses tensors of other stages as the forward pass did."""
+        """Issue the stage's backward pass from values that left it. Recomputation (checkpointing) uses
+        tensors of other stages as the forward pass does."""
         self.stage, self._again = stage, True
         set_current(self.device)
         with _Relocate(self), torch.autograd.set_multithreading_enabled(False):
-            # In this thread: changing to one of autograd's and back costs as much as a small stage.
+            # In this thread: switching to one of autograd's and back costs as much as a small stage.
             # Not torch.autograd.backward: as a torch function it would run without the mode.
             _engine_run_backward(
                 tuple(values), tuple(grads), False, False, (),
@@ -220,7 +220,7 @@ class Run(Tracer):
             self._on_stage_done(self.stage)
 
     def here(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`tensor` at the current stage."""
+        """Return `tensor` on the current stage's device."""
         found = self._moved.get(id(tensor))
         if found is not None:
             return found[1]
@@ -230,13 +230,16 @@ class Run(Tracer):
             moved = tensor.detach().to(self.device).requires_grad_()
             origin = self.devices.index(tensor.device)
             self.edges[self.stage].append(Edge(tensor, origin, moved))
-        else:  # of no interest to autograd, or part of a graph that begins and ends with this stage
+        else:  # without autograd, or in a graph that begins and ends with this stage
             moved = tensor.to(self.device)
-        self._moved[id(tensor)] = tensor, moved  # the source stays alive, so its id stays its own
+        self._moved[id(tensor)] = (
+            tensor,
+            moved,
+        )  # keeps the source alive, so that its id stays unique
         return moved
 
     def outgoing(self, stage: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Values that left `stage`, and their gradients, summed over the stages they went to."""
+        """Return the values that left `stage` and their gradients, summed over the later stages."""
         sources: dict[int, torch.Tensor] = {}
         grads: dict[int, torch.Tensor] = {}
         for later in reversed(range(stage + 1, len(self.devices))):
@@ -251,7 +254,7 @@ class Run(Tracer):
 
 
 class _Relocate(TorchFunctionMode):
-    """Gives every torch function its tensors on the run's current device."""
+    """Passes every torch function its tensors on the run's current device."""
 
     def __init__(self, run: Run) -> None:
         super().__init__()
@@ -260,15 +263,15 @@ class _Relocate(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         run = self._run
-        if func in _ASKS:
+        if func in _QUERIES:
             return func(*args, **kwargs)
         if getattr(func, "__name__", "") == "__get__":
             found = func(*args, **kwargs)
             return run.seen(found) if func == _DEVICE_OF else found
         if func is torch.autograd.backward:
             raise CannotCut(
-                "a model in stages cannot use reentrant checkpointing, which hides from a stage where "
-                "it begins. Use torch.utils.checkpoint.checkpoint(…, use_reentrant=False); of Hugging "
+                "a model in stages cannot use reentrant checkpointing, which hides the beginning of a "
+                "stage. Use torch.utils.checkpoint.checkpoint(…, use_reentrant=False); for Hugging "
                 "Face models: model.gradient_checkpointing_enable({'use_reentrant': False})"
             )
         if run.stage > 0:
@@ -282,32 +285,32 @@ class _Relocate(TorchFunctionMode):
     def _relocated(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
         run = self._run
         device = run.device
-        if not _any_elsewhere(args, device) and not _any_elsewhere(kwargs.values(), device):
+        if not _any_remote(args, device) and not _any_remote(kwargs.values(), device):
             return args, kwargs
-        if args and _elsewhere(args[0], device) and _writes_first(func):
+        if args and _is_remote(args[0], device) and _writes_first(func):
             raise CannotCut(
-                f"{func.__name__} changes in place a tensor that an earlier stage made; write it "
-                f"without changing in place, or cut elsewhere (stage {run.stage} began before)"
+                f"{func.__name__} changes in place a tensor of an earlier stage. Use the version that "
+                f"returns a new tensor, or cut the model at another line (now in stage {run.stage})"
             )
         args = tuple(_moved(value, run, device) for value in args)
         return args, {key: _moved(value, run, device) for key, value in kwargs.items()}
 
 
-def _any_elsewhere(values: Iterable[Any], device: torch.device) -> bool:
-    """Whether something may have to be moved; runs for every torch function, so it is quick."""
+def _any_remote(values: Iterable[Any], device: torch.device) -> bool:
+    """Return whether a value may have to move. This runs for every torch function, so it is quick."""
     for value in values:
         if isinstance(value, torch.Tensor):
             if value.get_device() not in (-1, device.index):
                 return True
         elif isinstance(value, (list, tuple)):
-            if _any_elsewhere(value, device):
+            if _any_remote(value, device):
                 return True
         elif isinstance(value, torch.device) and value != device:
             return True
     return False
 
 
-def _elsewhere(value: Any, device: torch.device) -> bool:
+def _is_remote(value: Any, device: torch.device) -> bool:
     return (
         isinstance(value, torch.Tensor)
         and value.device.type == device.type
@@ -324,7 +327,7 @@ def _writes_first(func: Any) -> bool:
 
 def _moved(value: Any, run: Run, device: torch.device) -> Any:
     if isinstance(value, torch.Tensor):
-        return run.here(value) if _elsewhere(value, device) else value
+        return run.here(value) if _is_remote(value, device) else value
     if isinstance(value, torch.device):
         return device if value in run.devices else value
     if isinstance(value, (list, tuple)) and any(

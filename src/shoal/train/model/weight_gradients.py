@@ -1,11 +1,11 @@
-"""Gradients of weights, computed apart from those of a layer's inputs.
+"""Deferred gradients of weights, computed apart from those of a layer's inputs.
 
-In a pipeline the stage before waits for the gradients of inputs; nobody waits for those of weights
-until the step's end. So layers with large weights are called through functions whose backward pass
-computes the former at once and leaves the latter to be run later. Sums over micro-batches are then
-a part of the multiplication: no gradient of a micro-batch is written to memory and read again.
+In a pipeline the previous stage waits for the gradients of inputs, but nothing waits for those of
+weights until the step's end. So layers with large weights run through functions whose backward pass
+computes the former at once and defers the latter. The multiplication then also sums over micro-batches:
+no gradient of a micro-batch is written to memory and read again.
 
-The values are those of autograd, each added in the order of the micro-batches.
+The values are those of autograd, added in the order of the micro-batches.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class WeightGradients:
     """The gradients of weights of one micro-batch, stage by stage.
 
     Args:
-        apart: stages that compute them when `run(stage)` is called.
-        at_once: whether other stages' sums are a part of the multiplication too.
-        weights: identities of the parameters that may be treated so.
-        copied: identity of a copy -> the parameter of an earlier stage, which waits for its gradient.
+        apart: stages that compute them in `run(stage)`.
+        at_once: whether the multiplication sums over micro-batches in other stages too.
+        weights: ids of the parameters that may be treated so.
+        copied: id of a copy -> the parameter of an earlier stage, which waits for its gradient.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class WeightGradients:
         self._parameters: dict[int, dict[int, torch.Tensor]] = {}
 
     def call(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], stage: int) -> Any:
-        """What `func` returns, or None if it is no layer of ours."""
+        """Return the result of `func`, or None if its gradients cannot be deferred."""
         layer = _LAYERS.get(func)
         if layer is None or kwargs:
             return None
@@ -57,8 +57,8 @@ class WeightGradients:
         if not torch.is_grad_enabled() or not all(self._may(p) for p in parameters):
             return None
         copies = any(id(p) in self._copied for p in parameters)
-        put_off = self._copies_later if copies else self._later
-        later = put_off.setdefault(stage, []) if stage in self._apart else None
+        deferred = self._copies_later if copies else self._later
+        later = deferred.setdefault(stage, []) if stage in self._apart else None
         result = layer(args, later)
         if result is not None and later is not None:
             own = ((id(p), p) for p in parameters if id(p) not in self._copied)
@@ -66,22 +66,22 @@ class WeightGradients:
         return result
 
     def _may(self, parameter: Any) -> bool:
-        """Not if it is frozen, no parameter, or somebody wants to see its gradient."""
+        """Return whether to defer: not if it is frozen, not a parameter, or has a hook."""
         owner = self._copied.get(id(parameter), parameter)
         return id(owner) in self._weights and owner.requires_grad and not owner._backward_hooks
 
     def waiting(self, stage: int) -> list[torch.Tensor]:
-        """Parameters whose gradients are not whole before `run(stage)`."""
+        """Return the parameters whose gradients are incomplete before `run(stage)`."""
         return list(self._parameters.get(stage, {}).values())
 
     def run(self, stage: int) -> None:
-        """Computes what the stage has put off."""
+        """Compute the stage's deferred gradients."""
         self.run_copies(stage)
         _run(self._later.pop(stage, []))
         self._parameters.pop(stage, None)
 
     def run_copies(self, stage: int) -> None:
-        """Computes what the stage has put off of weights that an earlier stage owns."""
+        """Compute the stage's deferred gradients of weights that an earlier stage owns."""
         _run(self._copies_later.pop(stage, []))
 
 
@@ -89,11 +89,11 @@ def _run(works: list[Work]) -> None:
     with torch.no_grad():
         for work in works:
             work()
-    works.clear()  # the autograd graph may know the list, and live on
+    works.clear()  # the autograd graph may hold the list, and live on
 
 
 def _parameters(func: Any, args: Sequence[Any]) -> list[Any]:
-    """Those whose gradients a layer computes apart."""
+    """Return the parameters whose gradients a layer can defer."""
     if func is torch.addmm:
         return list(args[2:3])
     convolves = func in _CONVOLUTIONS and len(args) > 2 and args[2] is not None
@@ -120,7 +120,7 @@ def _accumulate_product(weight: torch.Tensor, left: torch.Tensor, right: torch.T
 
 
 class _Product(torch.autograd.Function):
-    """x · weightᵀ + bias, or x · weight + bias, of any number of rows."""
+    """x · weightᵀ + bias, or x · weight + bias, with any number of rows."""
 
     @staticmethod
     def forward(
@@ -131,7 +131,7 @@ class _Product(torch.autograd.Function):
         transposed: bool,
         later: list[Work] | None,
     ) -> torch.Tensor:
-        # The parameter itself, whose gradient is set: saved, it may come back as another tensor.
+        # The parameter itself, whose gradient is set: a saved tensor may come back as another object.
         ctx.save_for_backward(x)
         ctx.weight, ctx.transposed, ctx.later = weight, transposed, later
         if transposed:
@@ -141,7 +141,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        (x,) = ctx.saved_tensors  # which may be computed again now, as the forward pass was
+        (x,) = ctx.saved_tensors  # checkpointing may recompute it now
         with torch._C.DisableTorchFunction():
             return _Product._gradients(ctx, grad, x)
 
@@ -197,13 +197,13 @@ class _Convolution(torch.autograd.Function):
         )
         to_x = back([True, False, False])[0].to(x.dtype) if ctx.needs_input_grad[0] else None
 
-        def put_off() -> None:
+        def deferred() -> None:
             to_weight, to_bias = back([False, True, bias is not None])[1:]
             _accumulate(weight, to_weight)
             if bias is not None:
                 _accumulate(bias, to_bias)
 
-        _put(ctx.later, put_off)
+        _put(ctx.later, deferred)
         return to_x, *(None,) * 8
 
 

@@ -1,8 +1,8 @@
 """Checkpoints: safetensors and JSON in a folder that appears whole or not at all.
 
-A checkpoint is written into a hidden folder, every file and the folder itself are flushed to the
-disk, and then it gets its name. `state.json` holds the size and checksum of each file, and of
-itself: a checkpoint whose files do not match is not taken.
+Shoal writes a checkpoint into a hidden folder, flushes every file and the folder to the disk, and then
+renames the folder. `state.json` holds the size and checksum of each file and of itself. A checkpoint
+whose files do not match is ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.optim import Optimizer
 
-from shoal.train.data.threads import DaemonPool
 from shoal.train.group.errors import CheckpointError
 
 FORMAT = 2
@@ -37,7 +36,7 @@ _NAME = re.compile(r"step-(\d{9})")
 
 @dataclass(slots=True)
 class Snapshot:
-    """Everything of a training at one moment, in host memory."""
+    """The state of a training after one step, in host memory."""
 
     step: int
     model: dict[str, torch.Tensor]
@@ -49,11 +48,11 @@ class Snapshot:
 def snapshot(
     model: nn.Module, optimizer: Optimizer | None, step: int, extra: dict[str, Any] | None = None
 ) -> Snapshot:
-    """Copies weights and state to the host; the training may go on meanwhile.
+    """Copy weights and state to the host; the training may go on meanwhile.
 
     >>> saved = snapshot(model, optimizer, step=100)
     """
-    # Lists, too: one that grows while it is written would not match its own checksum.
+    # A list that grows while it is written would not match its own checksum.
     taken = Snapshot(step, _host(model.state_dict()), extra=copy.deepcopy(extra or {}))
     if optimizer is not None:
         state = optimizer.state_dict()
@@ -68,7 +67,7 @@ def snapshot(
 
 
 def _host(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Host copies; tied weights once, under their first name."""
+    """Copy tensors to the host; tied weights once, under their first name."""
     found: dict[str, torch.Tensor] = {}
     seen: set[tuple[torch.device, int]] = set()
     for name, tensor in tensors.items():
@@ -81,19 +80,20 @@ def _host(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in host memory that nobody else changes."""
+    """Copy a tensor to host memory that no one else changes."""
     host = tensor.detach().to("cpu")
     return host.clone() if host.data_ptr() == tensor.data_ptr() else host.contiguous()
 
 
 def restore(saved: Snapshot, model: nn.Module, optimizer: Optimizer | None = None) -> None:
-    """Puts a snapshot back into a model and an optimizer, wherever they lie."""
+    """Load a snapshot into a model and an optimizer, on any device."""
     missing, unexpected = model.load_state_dict(saved.model, strict=False)
     tied = _host(model.state_dict()).keys()
     lacking = [name for name in missing if name in tied]
     if lacking or unexpected:
         raise CheckpointError(
-            f"the checkpoint is of another model: it lacks {lacking[:3]} and has {unexpected[:3]}"
+            f"the checkpoint does not match the model. Missing keys: {lacking[:3]}. Unexpected keys: "
+            f"{unexpected[:3]}. Load it into the model that wrote it."
         )
     if optimizer is None:
         return
@@ -105,11 +105,11 @@ def restore(saved: Snapshot, model: nn.Module, optimizer: Optimizer | None = Non
         groups = copy.deepcopy(saved.settings["param_groups"])
         optimizer.load_state_dict({"state": state, "param_groups": groups})
     except (ValueError, KeyError) as error:
-        raise CheckpointError(f"the checkpoint is of another optimizer: {error}") from None
+        raise CheckpointError(f"the checkpoint does not match the optimizer: {error}") from None
 
 
 def write(folder: Path, saved: Snapshot) -> Path:
-    """Writes a checkpoint; when this returns it is on the disk under its name."""
+    """Write a checkpoint. When this returns, it is on the disk under its name."""
     final = folder / f"step-{saved.step:09d}"
     hidden = folder / f".writing-{saved.step:09d}-{os.getpid()}"
     try:
@@ -142,11 +142,13 @@ def write(folder: Path, saved: Snapshot) -> Path:
 
 
 def read(path: Path) -> Snapshot:
-    """Reads a checkpoint; raises if anything about it is not whole."""
+    """Read a checkpoint. Raise if it is incomplete or damaged."""
     try:
         state = json.loads((path / STATE).read_text())
         if state["format"] != FORMAT:
-            raise CheckpointError(f"{path} has the format {state['format']}, this is {FORMAT}")
+            raise CheckpointError(
+                f"{path} has format {state['format']}; this version of Shoal reads format {FORMAT}"
+            )
         if state.pop("checksum") != _checksum(state):
             raise CheckpointError(f"{path / STATE} is damaged")
         for name in (MODEL, OPTIMIZER):
@@ -155,11 +157,11 @@ def read(path: Path) -> Snapshot:
         model, optimizer = load_file(path / MODEL), load_file(path / OPTIMIZER)
         return Snapshot(int(state["step"]), model, optimizer, state["settings"], state["extra"])
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise CheckpointError(f"{path} is no whole checkpoint: {error}") from None
+        raise CheckpointError(f"{path} is not a complete checkpoint: {error}") from None
 
 
 def all_steps(folder: Path) -> list[tuple[int, Path]]:
-    """The checkpoints of a folder, oldest first. What is still being written has no such name."""
+    """Return the checkpoints of a folder, oldest first, without those still being written."""
     if not folder.is_dir():
         return []
     found = [(_NAME.fullmatch(p.name), p) for p in folder.iterdir() if p.is_dir()]
@@ -167,7 +169,7 @@ def all_steps(folder: Path) -> list[tuple[int, Path]]:
 
 
 def latest(folder: str | Path) -> Snapshot | None:
-    """The newest checkpoint that is whole; a damaged one is passed over.
+    """Read the newest complete checkpoint; skip damaged ones.
 
     >>> saved = shoal.train.latest("runs/gpt")
     """
@@ -180,12 +182,12 @@ def latest(folder: str | Path) -> Snapshot | None:
 
 
 def _checksum(state: dict[str, Any]) -> int:
-    """Of what the JSON says, not of its bytes: the file holds its own checksum."""
+    """Compute a checksum of the JSON value, not of its bytes: the file holds its own checksum."""
     return zlib.crc32(json.dumps(state, sort_keys=True).encode())
 
 
 def _measure(path: Path) -> list[int]:
-    """Size and checksum."""
+    """Return size and checksum."""
     size = checksum = 0
     with path.open("rb") as file:
         while chunk := file.read(2**22):
@@ -212,27 +214,29 @@ class Checkpoints:
 
     def __init__(self, folder: str | Path, keep: int = 3) -> None:
         if keep < 1:
-            raise CheckpointError(f"keep is at least 1, not {keep}")
+            raise CheckpointError(f"keep must be at least 1 (got {keep})")
         self.folder = Path(folder)
         self.keep = keep
-        self._threads = DaemonPool("shoal-checkpoint")
         self._writing: Future[Path] | None = None
         self._lock = threading.Lock()
         self._remove_unfinished()
 
     def save(self, saved: Snapshot) -> None:
-        """Starts to write. Waits for the one before, and raises if that one failed."""
+        """Start to write. Wait for the previous one, and raise if it failed."""
         with self._lock:
             self._finish()
-            self._writing = self._threads.submit(lambda: self._write(saved))
+            self._writing = writing = Future[Path]()
+            threading.Thread(
+                target=self._write, args=(saved, writing), name="shoal-checkpoint", daemon=True
+            ).start()
 
     def wait(self) -> None:
-        """Waits until the last one is on the disk; raises `CheckpointError` if it is not."""
+        """Wait until the last one is on the disk. Raise `CheckpointError` if it failed."""
         with self._lock:
             self._finish()
 
     def latest(self) -> Snapshot | None:
-        """The newest whole checkpoint."""
+        """Read the newest complete checkpoint."""
         self.wait()
         return latest(self.folder)
 
@@ -241,14 +245,18 @@ class Checkpoints:
         if writing is not None:
             writing.result()
 
-    def _write(self, saved: Snapshot) -> Path:
-        path = write(self.folder, saved)
-        for _, old in _too_many(all_steps(self.folder), self.keep):
-            shutil.rmtree(old, ignore_errors=True)
-        return path
+    def _write(self, saved: Snapshot, writing: Future[Path]) -> None:
+        try:
+            path = write(self.folder, saved)
+            for _, old in _too_many(all_steps(self.folder), self.keep):
+                shutil.rmtree(old, ignore_errors=True)
+        except BaseException as error:  # the next save() or wait() raises it
+            writing.set_exception(error)
+        else:
+            writing.set_result(path)
 
     def _remove_unfinished(self) -> None:
-        """What a program left behind that ended in the middle of writing."""
+        """Remove what a program left behind that ended while writing."""
         if self.folder.is_dir():
             for path in self.folder.glob(".writing-*"):
                 pid = path.name.rpartition("-")[2]

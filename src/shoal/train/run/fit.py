@@ -27,7 +27,7 @@ from shoal.train.step.trainer import Trainer
 
 @dataclass(slots=True)
 class History:
-    """What a training has done so far."""
+    """The results of a training."""
 
     losses: list[float] = field(default_factory=list)  # of each step
     validation: list[tuple[int, float]] = field(default_factory=list)  # steps done, loss
@@ -42,7 +42,7 @@ class History:
 
 @dataclass(slots=True)
 class _Plan:
-    """The arguments of `fit` that its loop looks at."""
+    """The arguments of `fit` that its loop uses."""
 
     epochs: int
     validation: Loader | StreamLoader | None
@@ -77,26 +77,26 @@ def fit(
     progress: bool = True,
     **options: Any,
 ) -> History:
-    """Trains a model on worker groups, from data to checkpoints.
+    """Train a model on worker groups, from data to checkpoints.
 
     Args:
         model, loss, optimizer: as for `Trainer`.
-        data: whatever `load` takes, or a loader; `batch_size` is over all groups.
+        data: as for `load`, or a loader; `batch_size` is over all groups.
         groups, devices: as for `worker_groups`, or groups made by it.
         validation: data whose loss is computed after each epoch.
         scheduler: a learning-rate schedule of `optimizer`; steps once a training step, and
             `ReduceLROnPlateau` once an epoch.
-        checkpoint: a folder. A training that finds a checkpoint there goes on from it, in the middle
-            of an epoch if need be, unless `resume=False`.
+        checkpoint: a folder. A training that finds a checkpoint there resumes from it, also in the
+            middle of an epoch, unless `resume=False`.
         checkpoint_every: steps between checkpoints; by default once an epoch.
-        early_stop: epochs without a better validation loss (or training loss) before it ends.
-        seconds_max: ends after the step that passes this time.
+        early_stop: epochs without a better validation loss (or training loss) before fit ends.
+        seconds_max: fit ends after the step that exceeds this time.
         report, trace: files for a page with plots, and for a Chrome trace.
         options: of `Trainer`: micro_batches, clip_norm, autocast, on_lost, …
 
-    When a group is lost, `on_lost="continue"` goes on with the others; `"save"`, the default where
-    there is a checkpoint folder, writes the last whole step there, if there is another group, and
-    raises; `"stop"`, else the default, raises.
+    When a group is lost, `on_lost="continue"` goes on with the others. `"save"`, the default with a
+    checkpoint folder, writes the last whole step there, if there is another group, and raises.
+    `"stop"`, the default without one, raises.
 
     >>> shoal.train.fit(model, F.cross_entropy, optimizer, ("x.npy", "y.npy"), groups=2, epochs=3)
     """
@@ -116,20 +116,7 @@ def fit(
         run = _Fit(trainer, loader, plan)
         if checkpoints is not None and resume:
             run.resume(checkpoints.latest())
-        total = _length(loader)
-        bar = ProgressBar(total * epochs if total else None, trainer.timeline, progress)
-        try:
-            with bar:
-                run.train(bar)
-        finally:
-            run.history.layout = trainer.layout
-            if report is not None:
-                write_html(
-                    report, run.history.losses, run.history.validation, trainer.timeline.spans
-                )
-            if trace is not None:
-                trainer.timeline.write_chrome_trace(trace)
-        return run.history
+        return run.train(progress, report, trace)
 
 
 def _is_loader(data: Any) -> bool:
@@ -139,7 +126,7 @@ def _is_loader(data: Any) -> bool:
 def _length(loader: Any) -> int | None:
     try:
         return len(loader)
-    except TypeError:  # a stream does not know
+    except TypeError:  # a stream does not know its length
         return None
 
 
@@ -157,7 +144,7 @@ class _Fit:
         self._started = time.monotonic()
 
     def resume(self, saved: Snapshot | None) -> None:
-        """Goes on from a checkpoint."""
+        """Resume from a checkpoint."""
         if saved is None:
             return
         try:
@@ -174,10 +161,25 @@ class _Fit:
             torch.set_rng_state(torch.tensor(extra["rng"], dtype=torch.uint8))
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
-                f"the checkpoint of step {saved.step} was not written by fit: {error!r}"
+                f"the checkpoint of step {saved.step} does not come from fit: {error!r}"
             ) from None
 
-    def train(self, bar: ProgressBar) -> None:
+    def train(self, progress: bool, report: str | Path | None, trace: str | Path | None) -> History:
+        """Train, and write the report and the trace also after an error."""
+        total, timeline = _length(self.loader), self.trainer.timeline
+        bar = ProgressBar(total * self.plan.epochs if total else None, timeline, progress)
+        try:
+            with bar:
+                self._epochs(bar)
+        finally:
+            self.history.layout = self.trainer.layout
+            if report is not None:
+                write_html(report, self.history.losses, self.history.validation, timeline.spans)
+            if trace is not None:
+                timeline.write_chrome_trace(trace)
+        return self.history
+
+    def _epochs(self, bar: ProgressBar) -> None:
         bar.skip(self.history.steps)
         try:
             while self.loader.epoch < self.plan.epochs and self._epoch(bar):
@@ -190,7 +192,7 @@ class _Fit:
             self.plan.checkpoints.wait()
 
     def _epoch(self, bar: ProgressBar) -> bool:
-        """The rest of an epoch; whether another may follow."""
+        """Train the rest of an epoch. Return whether another may follow."""
         epoch = self.loader.epoch
         sums = [0.0, 0.0]
         for batch, position in self._batches():
@@ -214,7 +216,7 @@ class _Fit:
         return self._after_epoch(mean)
 
     def _batches(self) -> Iterator[tuple[Any, dict[str, int]]]:
-        """Batches on the devices ahead of time, each with the loader's position behind it."""
+        """Yield batches on their way to the devices, each with the loader's position after it."""
 
         def read() -> Iterator[tuple[Any, dict[str, int]]]:
             for batch in self.loader:
@@ -277,7 +279,7 @@ class _Fit:
             checkpoints.save(taken)
 
     def _rescue(self, error: GroupLostError) -> None:
-        """Writes the last whole step, which the other groups still hold."""
+        """Write the last whole step, which the other groups still hold."""
         if self.plan.checkpoints is None or not self.trainer.drop(error.group):
             return
         self._save()
@@ -292,7 +294,7 @@ def _wants_loss(scheduler: Any) -> bool:
 
 
 def _plain(state: dict[str, Any]) -> dict[str, Any]:
-    """A schedule's state without what JSON cannot hold: functions, which the program brings again."""
+    """Return a schedule's state without functions, which JSON cannot hold and the program has."""
     plain = {}
     for key, value in state.items():
         if isinstance(value, (bool, int, float, str, type(None), list, tuple)):

@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -15,11 +14,11 @@ from shoal.train.group.timeline import Timeline
 from shoal.train.run.report import WORK
 
 WINDOW = 20  # steps over which speed is measured
-LINE_EVERY_S = 10.0  # where there is no terminal; the first comes when there is a speed
+LINE_EVERY_S = 10.0  # without a terminal; the first line comes when there is a speed
 
 
 class ProgressBar:
-    """A bar in a terminal or notebook; now and then a line elsewhere. At the end one line, always."""
+    """A bar in a terminal or notebook, or a line now and then. At the end always one line."""
 
     def __init__(
         self,
@@ -51,14 +50,14 @@ class ProgressBar:
         self._last_line = -LINE_EVERY_S
 
     def skip(self, steps: int) -> None:
-        """Steps that an earlier run has done."""
+        """Skip the steps of an earlier run."""
         self._skipped = steps
         self._bar.update(self._task, completed=steps)
         if steps and self._lines:
-            self._console.print(f"goes on after step {steps}", highlight=False)
+            self._console.print(f"resumes after step {steps}", highlight=False)
 
     def step(self, number: int, epoch: int, loss: float, samples: int) -> None:
-        """Step `number` of the whole training is done, those of earlier runs among them."""
+        """Show that step `number` is done, counted from the first run on."""
         now = time.perf_counter()  # the clock of the timeline's spans
         self._recent.append((now, samples))
         self._samples += samples
@@ -66,7 +65,7 @@ class ProgressBar:
         status = f"loss {loss:.4g}  {self.samples_per_s:,.0f} samples/s"
         busy = self.busy()
         if busy:
-            status += "  devices busy " + " ".join(f"{part * 100:.0f}%" for part in busy)
+            status += "  devices busy " + " ".join(f"{fraction * 100:.0f}%" for fraction in busy)
         done = number + 1
         self._bar.update(self._task, completed=done, description=f"epoch {epoch}", status=status)
         if self._lines and len(self._recent) > 1 and now - self._last_line > LINE_EVERY_S:
@@ -80,7 +79,7 @@ class ProgressBar:
             )
 
     def _left(self, done: int) -> str:
-        """The time that the other steps will take, by the speed of the last ones."""
+        """Return the time that the remaining steps will take, by the speed of the last ones."""
         if not self._total or len(self._recent) < 2:
             return ""
         step_s = (self._recent[-1][0] - self._recent[0][0]) / (len(self._recent) - 1)
@@ -102,7 +101,7 @@ class ProgressBar:
         return sum(n for _, n in list(self._recent)[1:]) / max(seconds, 1e-9)
 
     def busy(self) -> Sequence[float]:
-        """The part of the last steps' time in which each device computed."""
+        """Return the fraction of the last steps' time in which each device computed."""
         if len(self._recent) < 2:
             return []
         since, until = self._recent[0][0], self._recent[-1][0]
@@ -117,12 +116,7 @@ class ProgressBar:
         self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
         if self._enabled and self._done:
             self._console.print(self._summary(), highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""A batch divided over the groups: shares that follow their times, and pieces that fit their memory."""
+"""Divides batches over the groups: splits that follow their times, micro-batches that fit memory."""
 
 from __future__ import annotations
 
@@ -13,34 +13,35 @@ import torch
 from shoal.train.data import batches
 from shoal.train.group import batch_split
 from shoal.train.group.errors import GroupError, TrainError
-from shoal.train.model.replicas import Part, Replica
-from shoal.train.step.micro_batches import Pieces
+from shoal.train.model.replicas import MicroBatch, Replica
+from shoal.train.step.micro_batches import MicroBatchCounts
+from shoal.units import show_bytes
 
 _log = logging.getLogger("shoal.train")
-#: Speeds that differ by less are taken for equal until steps were timed: they are measured in a moment.
+#: Speeds that differ by less count as equal until steps are timed: the measurement is a short one.
 UNEQUAL = 1.25
-MEASURES_KEPT = 4  # steps after which a time that is still unknown is given up
+MEASURES_KEPT = 4  # steps after which a group's time that is still unknown is ignored
 
 
 @dataclass(slots=True)
 class Prepared:
-    """A batch whose parts are on their way to the devices."""
+    """A batch whose micro-batches are on their way to the devices."""
 
-    batch: Any  # in host memory: kept until the step is done, for a group may be lost
+    batch: Any  # in host memory: kept until the step is done: a group may be lost
     samples: int
     counts: tuple[int, ...] = ()
-    parts: list[list[Part]] = field(default_factory=list)
-    groups: tuple[int, ...] = ()  # the groups that it was divided for
+    micro_batches: list[list[MicroBatch]] = field(default_factory=list)  # by group
+    groups: tuple[int, ...] = ()  # the indices of the groups that it is divided for
 
 
 class Division:
-    """Divides batches, and learns from the steps how.
+    """Divides batches, and learns from the steps' times and memory how.
 
     Args:
-        weigh: what a part of a batch counts in the mean.
-        balance: whether shares follow the groups' times.
+        weigh: returns the weight of a micro-batch in the mean.
+        balance: whether the batch split follows the groups' times.
         limits: the most samples of each group; None is no limit.
-        micro_batches: how many a group of so many stages has, if memory is no matter.
+        micro_batches: returns their number for a group of so many stages, if memory does not matter.
     """
 
     def __init__(
@@ -55,70 +56,74 @@ class Division:
         self._limits = limits
         self._micro_batches = micro_batches
         self._divider = batch_split.Divider(1)
-        self._pieces = Pieces()
-        # Steps whose times are not known yet: shares and times by group.
+        self._counts = MicroBatchCounts()
+        # Steps whose times are not known yet: samples and times by group.
         self._measured: dict[int, tuple[tuple[int, ...], list[float | None]]] = {}
-        self._lock = threading.Lock()  # batches are divided ahead of their steps, in another thread
+        self._lock = threading.Lock()  # another thread divides batches ahead of their steps
 
     def begin(self, speeds: Sequence[float], least: int) -> None:
-        """There are groups of these speeds, as far as is known; each gets at least `least` samples."""
+        """Begin with groups of these speeds, each of which gets at least `least` samples."""
         believed = tuple(speeds) if max(speeds) > UNEQUAL * min(speeds) else None
         self._divider = batch_split.Divider(len(speeds), self._limits, least=least, speeds=believed)
 
     def drop(self, slot: int) -> None:
-        """One of the groups is lost."""
+        """Leave out a group that is lost."""
         self._measured.clear()
         with self._lock:
             self._divider = self._divider.without(slot)
 
     # --- a batch ---
 
-    def share_out(self, ready: Prepared, replicas: Sequence[Replica]) -> None:
-        ready.counts = self._divide(ready.samples)
+    def divide(self, ready: Prepared, replicas: Sequence[Replica]) -> None:
+        ready.counts = self._split(ready.samples)
         wanted = [self._micro_batches(replica.stages) for replica in replicas]
         self._cut(ready, replicas, wanted)
 
-    def share_out_by_speed(self, ready: Prepared, replicas: Sequence[Replica]) -> None:
-        """For what is computed without gradients: nothing is learnt of it, and pieces are as few as
-        memory allows."""
+    def divide_by_speed(self, ready: Prepared, replicas: Sequence[Replica]) -> None:
+        """Divide a batch that needs no gradients: into as few micro-batches as memory allows. Steps
+        learn nothing from it."""
         ready.counts = batch_split.divide(ready.samples, self._divider.fits)
         self._cut(ready, replicas, [1] * len(replicas))
 
-    def _divide(self, samples: int) -> tuple[int, ...]:
+    def _split(self, samples: int) -> tuple[int, ...]:
         with self._lock:
             divider = self._divider
             if not self._balance:
                 return batch_split.divide(
                     samples, [batch_split.CostFit()] * divider.groups, divider.limits
                 )
-            return divider.shares(samples)
+            return divider.split(samples)
 
     def _cut(self, ready: Prepared, replicas: Sequence[Replica], wanted: Sequence[int]) -> None:
-        """Micro-batches of each group with their weights in the whole batch."""
-        pieces: list[list[Any]] = []
-        parts = batches.split(ready.batch, ready.counts)
-        for part, count, replica, n in zip(parts, ready.counts, replicas, wanted, strict=True):
-            sizes = batch_split.chunk_sizes(count, self._pieces.of(replica.group.index, n))
-            pieces.append(batches.split(part, sizes))
-        measures = [float(self.weigh(piece)) for group in pieces for piece in group]
+        """Cut each group's sub-batch into micro-batches with their weights in the whole batch."""
+        by_group: list[list[Any]] = []
+        subs = batches.split(ready.batch, ready.counts)
+        for sub, count, replica, n in zip(subs, ready.counts, replicas, wanted, strict=True):
+            sizes = batch_split.chunk_sizes(count, self._counts.of(replica.group.index, n))
+            by_group.append(batches.split(sub, sizes))
+        measures = [float(self.weigh(batch)) for group in by_group for batch in group]
         try:
             weights = iter(batch_split.weights(measures))
         except ValueError:
-            raise TrainError(f"weigh=… says that this batch counts {sum(measures)}") from None
-        ready.parts = [[Part(piece, next(weights)) for piece in group] for group in pieces]
+            raise TrainError(
+                f"weigh=… returned {sum(measures)} for the whole batch; it must be above zero"
+            ) from None
+        ready.micro_batches = [
+            [MicroBatch(batch, next(weights)) for batch in group] for group in by_group
+        ]
         ready.groups = tuple(replica.group.index for replica in replicas)
 
     # --- what steps teach ---
 
     def committed(self, step: int, ready: Prepared, replicas: Sequence[Replica]) -> None:
-        """A step counts: its times will be known later, its memory is known now."""
+        """Learn from a step that counts: its memory now, its times later."""
         self._measured[step] = ready.counts, [None] * len(ready.counts)
-        for replica, pieces in zip(replicas, ready.parts, strict=True):
-            if pieces:
-                self._fit_into_memory(step, replica, len(pieces))
+        for replica, micro_batches in zip(replicas, ready.micro_batches, strict=True):
+            if micro_batches:
+                self._fit_into_memory(step, replica, len(micro_batches))
 
     def learn(self, steps: int, replicas: Sequence[Replica]) -> None:
-        """Takes in the groups' times that are known by now, after so many steps."""
+        """Take in the groups' times that are known by now, after so many steps."""
         for number, (counts, times) in list(self._measured.items()):
             for slot, replica in enumerate(replicas):
                 if times[slot] is None and counts[slot] > 0:
@@ -129,28 +134,29 @@ class Division:
                 with self._lock:
                     self._divider.observe(counts, times)
 
-    def _fit_into_memory(self, step: int, replica: Replica, pieces: int) -> None:
-        """A part that was more than its device's memory is computed in pieces from now on: that
-        costs less than moving it out and in again."""
+    def _fit_into_memory(self, step: int, replica: Replica, micro_batches: int) -> None:
+        """Use more micro-batches after a step that exceeded its device's memory: that costs less than
+        moving tensors out and in again."""
         group = replica.group
         used = replica.used_bytes, replica.fixed_bytes, replica.used_members[0].memory_bytes
-        if self._pieces.fit(group.index, pieces, *used):
+        if self._counts.fit(group.index, micro_batches, *used):
             _log.warning(
-                "shoal: group %d (%s): step %d used %.0f MiB of %.0f: computes its part in %d pieces",
-                group.index, replica.used_members[0], step, used[0] / 2**20, used[2] / 2**20,
-                self._pieces.of(group.index, 1),
+                "shoal: group %d (%s): step %d used %s of %s; the next steps have %d micro-batches",
+                group.index, replica.used_members[0], step, show_bytes(used[0]),
+                show_bytes(used[2]), self._counts.of(group.index, 1),
             )  # fmt: skip
 
-    def in_more_pieces(self, error: GroupError, ready: Prepared) -> bool:
-        """After a step that failed: whether it lacked memory and is done again, in more pieces."""
+    def cut_finer(self, error: GroupError, ready: Prepared) -> bool:
+        """Return whether a failed step lacked memory and can be repeated in more micro-batches."""
         if not isinstance(error.__cause__, torch.OutOfMemoryError):
             return False
         slot = ready.groups.index(error.group)
-        if not self._pieces.double(error.group, len(ready.parts[slot]), ready.counts[slot]):
+        micro_batches = len(ready.micro_batches[slot])
+        if not self._counts.double(error.group, micro_batches, ready.counts[slot]):
             return False
         _log.warning(
-            "shoal: group %d (%s): too little memory for its part in step %s: computes it in %d pieces",
-            error.group, ", ".join(error.devices), error.step, self._pieces.of(error.group, 1),
+            "shoal: group %d (%s): out of memory in step %s; repeats it in %d micro-batches",
+            error.group, ", ".join(error.devices), error.step, self._counts.of(error.group, 1),
         )  # fmt: skip
-        ready.groups = ()  # to be divided again
+        ready.groups = ()  # divide it again
         return True

@@ -1,9 +1,8 @@
-"""What follows from a step that failed, or from a group that is lost: whose fault it was, how the
-others let go of the step, and how the training goes on without that group."""
+"""Recovery from a failed step or a lost group: find the group at fault, stop the others, and go on
+without it."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
@@ -12,18 +11,15 @@ from typing import Any, Literal
 
 from shoal.errors import DeviceLostError
 from shoal.train.group import devices
-from shoal.train.group.errors import GroupError, GroupLostError, TrainError
+from shoal.train.group.errors import GroupError, GroupLostError, TrainError, device_at_fault
 from shoal.train.group.groups import WorkerGroup
-from shoal.train.group.step_events import Board
+from shoal.train.group.step_events import StepEvents
 from shoal.train.model.replicas import Replica, take_over
 
-SETTLE_LOST_S = 0.2  # that survivors get to let go of a step before a loss is raised
-LOST_KNOWN_S = 0.3  # in which a process that has closed its connection is seen to have ended
-LOOK_CLOSELY_S = 0.02
-LOOK_EVERY_S = 0.1  # how often a wait looks whether the group is lost
-#: As the core says which device it was.
-_LOST = re.compile(r"device (\S+) (?:of this lease )?was lost")
-_RAISED = re.compile(r"\[shoal\] raised by .*, on device (\S+)$", re.MULTILINE)
+QUIESCE_LOST_S = 0.2  # for survivors to stop, before the error of a lost group is raised
+LOST_KNOWN_S = 0.3  # until a process that has closed its connection has ended
+POLL_CLOSELY_S = 0.02
+POLL_S = 0.1  # between checks for a lost group during a wait
 OnLost = Literal["stop", "save", "continue"]
 
 
@@ -33,9 +29,9 @@ class Recovery:
     Args:
         replicas: the trainer's own list. A group that is given up leaves it.
         on_lost: as for `Trainer`.
-        timeout_s: the longest wait for a group to let go of a step, or to issue its update.
+        timeout_s: the longest wait for a group to stop, or to issue its update.
         disconnect: ends the exchange among the replicas without waiting for it.
-        connect_without: starts an exchange among those that are left; gets the lost one's slot.
+        connect_without: starts an exchange among the remaining ones; gets the lost one's slot.
     """
 
     def __init__(
@@ -55,14 +51,17 @@ class Recovery:
 
     # --- a step that failed ---
 
-    def failure(self, board: Board, futures: Sequence[Future[Any]], number: int) -> BaseException:
-        """The step failed: waits until the groups have let go, and says whose fault it was."""
-        assert board.failure is not None
-        cause = board.failure.error
-        if board.failure.group < 0:  # the trainer's thread was interrupted, or waited too long
-            self.settle(futures)
+    def failure(
+        self, events: StepEvents, futures: Sequence[Future[Any]], number: int
+    ) -> BaseException:
+        """Wait until the groups of a failed step have stopped. Return the error of the group at
+        fault."""
+        assert events.failure is not None
+        cause, index = events.failure.error, events.failure.group
+        if index is None:  # the trainer's thread was interrupted, or waited too long
+            self.quiesce(futures)
             return cause
-        culprit = self._culprit(board.failure.group, cause)
+        culprit = self._culprit(index, cause)
         alive = [
             f
             for replica, f in zip(self._replicas, futures, strict=True)
@@ -71,20 +70,20 @@ class Recovery:
         error = culprit.error(cause, number)
         lost = isinstance(error, GroupLostError)
         if lost and self._on_lost == "stop":
-            # Survivors may wait for the lost device for seconds. There is no next step to keep
-            # them for, so the error does not wait for them; `Trainer.close()` does.
-            if wait(alive, SETTLE_LOST_S).not_done:
+            # Survivors may wait for the lost device for seconds. No step follows, so the error does
+            # not wait for them; `Trainer.close()` does.
+            if wait(alive, QUIESCE_LOST_S).not_done:
                 return error
         else:
-            self.settle(alive)
+            self.quiesce(alive)
         if not lost:
             for replica in self._replicas:
                 _drain(replica)
         self.clear_gradients(without=culprit if lost else None)
         return error
 
-    def settle(self, futures: Sequence[Future[Any]]) -> None:
-        """Waits until work that was told to stop has stopped."""
+    def quiesce(self, futures: Sequence[Future[Any]]) -> None:
+        """Wait until the groups of an aborted step have stopped."""
         for future in futures:
             try:
                 future.exception(self._timeout_s)
@@ -97,30 +96,32 @@ class Recovery:
                 replica.optimizer.zero_grad(set_to_none=True)
 
     def _culprit(self, index: int, cause: BaseException) -> WorkerGroup:
-        """The group whose device is gone; a copy that failed may have been another's."""
+        """Return the group at fault. A group also raises the error of another group's device when it
+        uses a value that the device should have computed."""
         groups = [replica.group for replica in self._replicas]
         failed = next((g for g in groups if g.index == index), groups[0])
-        if not isinstance(cause, DeviceLostError):  # maybe met by who uses what another computes
-            return next(iter(named(str(cause), groups, _RAISED)), failed)
+        named = holders(device_at_fault(cause), groups)
+        if not isinstance(cause, DeviceLostError):
+            return named[0] if named else failed
         if failed.lost is not None:
             return failed
-        gone = named(str(cause), groups)
+        gone = named
         until = time.monotonic() + LOST_KNOWN_S
-        while not gone and time.monotonic() < until:  # a process takes a moment to be gone
+        while not gone and time.monotonic() < until:  # a process takes a moment to end
             gone = [g for g in groups if g.lost is not None or g.silent or g.has_ended()]
-            time.sleep(0 if gone else LOOK_CLOSELY_S)
+            time.sleep(0 if gone else POLL_CLOSELY_S)
         if not gone:  # asking a device that waits for the lost one takes seconds
             gone = [g for g in groups if any(devices.is_lost(d) for d in g.devices)]
         if not gone:
             return failed
-        gone[0].lost = gone[0].lost or str(cause)
+        gone[0].lost = gone[0].lost or cause
         return gone[0]
 
     # --- a step that counts ---
 
     def finish(self, futures: Sequence[Future[Any]], number: int) -> None:
-        """Waits until all groups have issued their updates; from then on lr may change. A group that
-        is lost now has missed nothing that the others need."""
+        """Wait until all groups have issued their updates: after that, the learning rate may change.
+        The others need nothing more of a group that is lost now."""
         for replica, future in list(zip(self._replicas, futures, strict=True)):
             try:
                 self._wait_update(replica, future)
@@ -138,24 +139,26 @@ class Recovery:
         while not future.done():
             gone = [r.group.lost for r in self._replicas if r.group.lost is not None]
             if gone and (replica.group.lost is not None or self._on_lost == "stop"):
-                raise DeviceLostError(gone[0])  # known before the device itself gives up
+                raise DeviceLostError(
+                    str(gone[0]), gone[0].device
+                )  # known before the device's own timeout
             if time.monotonic() > until:
                 raise TrainError(f"waited {self._timeout_s:g} s for the update of {replica.group}")
-            wait([future], LOOK_EVERY_S)
+            wait([future], POLL_S)
         future.result()
 
     # --- without a group ---
 
     def go_on_without(self, error: GroupLostError) -> None:
-        """Gives a lost group up, or raises where the training cannot go on or is not to."""
-        if error not in self.lost:  # what `finish` raises comes by here again
+        """Give a lost group up. Raise the error if `on_lost` or the lack of other groups forbids it."""
+        if error not in self.lost:  # an error of `finish` gets here twice
             self.lost.append(error)
         if self._on_lost != "continue" or len(self._replicas) == 1:
             raise error
         self._drop(error.group)
 
     def drop(self, index: int) -> bool:
-        """`Trainer.drop`."""
+        """Implement `Trainer.drop`."""
         if (
             self._on_lost == "stop"
             or len(self._replicas) < 2
@@ -166,7 +169,7 @@ class Recovery:
         return True
 
     def _drop(self, index: int) -> None:
-        """Goes on without a group. The user's own model moves in with a survivor if need be."""
+        """Go on without a group. If it held the user's own model, a survivor takes that over."""
         slot = next(i for i, r in enumerate(self._replicas) if r.group.index == index)
         lost = self._replicas.pop(slot)
         self._disconnect()  # threads of the exchange may still wait for the lost device
@@ -178,20 +181,15 @@ class Recovery:
         self._connect_without(slot)
 
 
-def named(
-    text: str, groups: Sequence[WorkerGroup], pattern: re.Pattern[str] = _LOST
-) -> list[WorkerGroup]:
-    """The group whose device an error speaks of; none where a name is two groups' or nobody's."""
-    found = pattern.search(text)
-    if found is None:
-        return []
-    holders = [g for g in groups if any(m.name == found[1] for m in g.members)]
-    return holders if len(holders) == 1 else []
+def holders(name: str | None, groups: Sequence[WorkerGroup]) -> list[WorkerGroup]:
+    """Return the group with a device of this name; none if several groups have one."""
+    found = [g for g in groups if any(m.name == name for m in g.members)]
+    return found if len(found) == 1 else []
 
 
 def _drain(replica: Replica) -> None:
-    """Waits until a group has done what it was given, and lets go of what failed there: it followed
-    from what is told already, and must not be told as the next step's."""
+    """Wait for a group's work and drop its errors: they follow from the error that is raised already,
+    and the next step must not raise them."""
     for member in replica.used_members:
         with suppress(Exception):
             devices.synchronize(member.device)

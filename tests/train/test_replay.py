@@ -1,4 +1,4 @@
-"""Groups with alike parts: the program runs once, and computes what each group would have by itself."""
+"""Groups with equal micro-batches: the program runs once, and each group computes its own result."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def batch(samples: int = SAMPLES) -> tuple[torch.Tensor, torch.Tensor]:
 def trained(
     groups: int, steps: int, extra: Any = None, samples: int = SAMPLES, **options: Any
 ) -> tuple[list[float], dict[str, torch.Tensor], str]:
-    """Losses, weights and running statistics, and why a pass could not be repeated."""
+    """Losses, weights and running statistics, and why a pass could not be replayed."""
     torch.manual_seed(0)
     model = Counted(extra)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -56,14 +56,14 @@ def trained(
         trainer = shoal.train.Trainer(model, F.cross_entropy, optimizer, formed, **options)
         with trainer:
             losses = [trainer.step(batch(samples)).loss for _ in range(steps)]
-            why = trainer._work.alike.failure
+            why = trainer._steps.replay.failure
     return losses, {k: v.clone() for k, v in model.state_dict().items()}, why
 
 
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every group runs the program itself."""
     monkeypatch.setattr(
-        replay.Alike, "classes", lambda self, kinds: [[i] for i in range(len(kinds))]
+        replay.ReplayPolicy, "classes", lambda self, kinds: [[i] for i in range(len(kinds))]
     )
 
 
@@ -73,15 +73,15 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_program_runs_once_and_the_result_is_the_same_bit_for_bit(
     lease: shoal.Lease, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    steps, pieces = 6, options.get("micro_batches", 1)
+    steps, micro_batches = 6, options.get("micro_batches", 1)
     Counted.calls = 0
     losses, state, _ = trained(3, steps, balance=False, **options)
-    repeated = Counted.calls
+    replayed = Counted.calls
     alone(monkeypatch)
     Counted.calls = 0
     expected_losses, expected, _ = trained(3, steps, balance=False, **options)
-    assert Counted.calls == 3 * steps * pieces
-    assert repeated == steps * pieces
+    assert Counted.calls == 3 * steps * micro_batches
+    assert replayed == steps * micro_batches
     assert losses == expected_losses
     for name, value in expected.items():
         assert torch.equal(state[name], value), name
@@ -138,7 +138,7 @@ def kept(x: torch.Tensor) -> torch.Tensor:
     ],
     ids=["reads a value", "shape by data", "own generator", "keeps a tensor"],
 )
-def test_what_cannot_be_repeated_runs_in_every_group(
+def test_a_pass_that_cannot_be_replayed_runs_in_every_group(
     lease: shoal.Lease, monkeypatch: pytest.MonkeyPatch, extra: Any, why: str
 ) -> None:
     KEPT.clear()
@@ -199,13 +199,13 @@ def _generator(x: torch.Tensor) -> torch.Generator:
     return _GENERATORS[key]
 
 
-def test_parts_that_differ_are_not_repeated(lease: shoal.Lease) -> None:
+def test_micro_batches_that_differ_are_not_replayed(lease: shoal.Lease) -> None:
     Counted.calls = 0
     trained(2, 5, samples=11, balance=False)
     assert Counted.calls == 2 * 5
 
 
-def test_an_error_in_a_repeated_pass_names_its_group_and_line(lease: shoal.Lease) -> None:
+def test_an_error_in_a_replayed_pass_names_its_group_and_line(lease: shoal.Lease) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(8, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -222,12 +222,15 @@ def test_an_error_in_a_repeated_pass_names_its_group_and_line(lease: shoal.Lease
                 trainer.step(bad)
             assert caught.value.group == 1
             assert "called at" in str(caught.value)
+            assert caught.value.device == groups[1].members[0].name
+            assert (caught.value.operator or "").startswith("aten::")
+            assert ".py:" in (caught.value.line or "")
             before = trainer.step(good).loss
             assert trainer.step(good).loss < before
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_programs_repeat_bit_for_bit(
+def test_random_programs_replay_bit_for_bit(
     lease: shoal.Lease, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Views, in-place operators, random numbers and reductions in random order."""

@@ -51,7 +51,7 @@ def run(divider: Divider, speeds: list[float], total: int, steps: int, noise: fl
     rng = random.Random(4)
     slowest = 0.0
     for _ in range(steps):
-        counts = divider.shares(total)
+        counts = divider.split(total)
         times = [
             (0.001 + 0.002 * n) / s * (1 + rng.uniform(-noise, noise)) if n else 0.0
             for n, s in zip(counts, speeds, strict=True)
@@ -65,13 +65,13 @@ def test_unequal_devices_share_by_speed() -> None:
     divider = Divider(2)
     alone = 0.001 + 0.002 * 64
     assert run(divider, [1.0, 0.45], 64, 6) < alone / 1.45 * 1.06
-    assert divider.shares(64)[0] > divider.shares(64)[1] * 2
+    assert divider.split(64)[0] > divider.split(64)[1] * 2
 
 
 def test_a_device_that_slows_down_gets_less_within_five_steps() -> None:
     divider = Divider(2)
     run(divider, [1.0, 1.0], 64, 10, noise=0.05)
-    assert abs(divider.shares(64)[0] - 32) <= 2
+    assert abs(divider.split(64)[0] - 32) <= 2
     after = run(divider, [1.0, 0.5], 64, 5, noise=0.02)  # the fifth step is the one that counts
     best = (0.001 + 0.002 * 64) / 1.5
     assert after < best / 0.9
@@ -84,7 +84,7 @@ def test_noise_does_not_move_the_division() -> None:
     run(divider, [1.0, 1.0], 64, 8, noise=0.02)
     seen = set()
     for _ in range(30):
-        counts = divider.shares(64)
+        counts = divider.split(64)
         seen.add(counts)
         divider.observe(counts, [0.065, 0.066])
     assert len(seen) <= 3
@@ -95,7 +95,7 @@ def test_stalls_of_a_busy_machine_do_not_move_the_division() -> None:
     rng = random.Random(7)
     seen = []
     for _ in range(60):
-        counts = divider.shares(64)
+        counts = divider.split(64)
         seen.append(counts)
         stalled = [1 + (rng.uniform(0.0, 0.15) if rng.random() < 0.5 else 0.0) for _ in counts]
         divider.observe(counts, [0.002 * n * s for n, s in zip(counts, stalled, strict=True)])
@@ -108,7 +108,7 @@ def test_a_machine_that_stalls_all_groups_moves_nothing(seed: int) -> None:
     divider, rng = Divider(2), random.Random(seed)
     seen = []
     for _ in range(100):
-        counts = divider.shares(64)
+        counts = divider.split(64)
         seen.append(counts)
         stall = 1 + (rng.random() if rng.random() < 0.3 else 0.0)
         divider.observe(counts, [0.002 * n * stall * rng.uniform(0.9, 1.1) for n in counts])
@@ -120,7 +120,7 @@ def test_sizes_come_again() -> None:
     divider, rng = Divider(2), random.Random(3)
     sizes = set()
     for _ in range(200):
-        counts = divider.shares(256)
+        counts = divider.split(256)
         sizes |= set(counts)
         speed = rng.uniform(0.5, 1.0)
         for _ in range(4):
@@ -131,7 +131,7 @@ def test_sizes_come_again() -> None:
 def test_a_useless_device_gets_nothing_but_is_tried_again() -> None:
     divider = Divider(2, probe_every=5)
     divider.fits = [CostFit(0.0, 0.001, True), CostFit(10.0, 0.001, True)]
-    given_out = [divider.shares(16) for _ in range(5)]
+    given_out = [divider.split(16) for _ in range(5)]
     assert given_out[:4] == [(16, 0)] * 4
     assert given_out[4] == (15, 1)
 
@@ -139,39 +139,39 @@ def test_a_useless_device_gets_nothing_but_is_tried_again() -> None:
 def test_stalls_are_borne_and_a_slower_device_loses_at_most_half_at_once() -> None:
     divider = Divider(2)
     for _ in range(3):
-        divider.observe(divider.shares(64), (0.1, 0.1))
+        divider.observe(divider.split(64), (0.1, 0.1))
     divider.observe((32, 32), (0.1, 50.0))
-    assert divider.shares(64) == (32, 32)  # once is a stall
+    assert divider.split(64) == (32, 32)  # once is a stall
     divider.observe((32, 32), (0.1, 50.0))
-    assert divider.shares(64) == (48, 16)
+    assert divider.split(64) == (48, 16)
 
 
 def test_a_least_share_is_kept_in_the_first_step() -> None:
-    assert Divider(2, least=2, speeds=(1.0, 0.05)).shares(8) == (6, 2)
-    assert Divider(2, speeds=(1.0, 0.5)).shares(30) == (20, 10)
+    assert Divider(2, least=2, speeds=(1.0, 0.05)).split(8) == (6, 2)
+    assert Divider(2, speeds=(1.0, 0.5)).split(30) == (20, 10)
 
 
 def test_a_least_share_is_kept() -> None:
     divider = Divider(3, least=2)
     divider.fits = [CostFit(0.0, 0.001, True), CostFit(9.0, 9.0, True), CostFit(9.0, 9.0, True)]
-    assert divider.shares(32) == (28, 2, 2)
-    assert divider.shares(4) == (2, 1, 1)
+    assert divider.split(32) == (28, 2, 2)
+    assert divider.split(4) == (2, 1, 1)
 
 
 def test_the_first_step_with_a_size_does_not_count() -> None:
     divider = Divider(2)
-    divider.observe(divider.shares(64), (0.1, 5.0))
-    assert divider.shares(64) == (32, 32)
+    divider.observe(divider.split(64), (0.1, 5.0))
+    assert divider.split(64) == (32, 32)
 
 
 def test_limits_and_lost_groups() -> None:
     divider = Divider(3, limits=(4, 20, 20))
-    assert divider.shares(30)[0] <= 4
+    assert divider.split(30)[0] <= 4
     left = divider.without(0)
-    assert left.shares(30) == (15, 15)
+    assert left.split(30) == (15, 15)
     assert left.limits == (20, 20)
     with pytest.raises(ValueError, match="hold 40 samples"):
-        left.shares(50)
+        left.split(50)
 
 
 @given(st.integers(0, 100), st.integers(1, 20))

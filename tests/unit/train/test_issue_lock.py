@@ -1,23 +1,23 @@
-"""Turns: one after another, but nobody waits for who does not come back."""
+"""The issue lock: one after another, but nobody waits for a thread that does not come back."""
 
 from __future__ import annotations
 
 import threading
 
-from shoal.train.group.issue_lock import FREE_TURNS, Turns
+from shoal.train.group.issue_lock import UNLOCKED_PASSES, IssueLock
 
 LONG_S = 60.0
 
 
 def test_one_after_another() -> None:
-    turns = Turns(LONG_S)
+    lock = IssueLock(LONG_S)
     inside, most, done = 0, 0, []
     count = threading.Lock()
 
     def work(number: int) -> None:
         nonlocal inside, most
         for _ in range(50):
-            with turns.turn():
+            with lock.held():
                 with count:
                     inside += 1
                     most = max(most, inside)
@@ -34,34 +34,34 @@ def test_one_after_another() -> None:
     assert most == 1
 
 
-def test_who_waits_too_long_goes_ahead_and_then_nobody_waits_for_a_while() -> None:
-    turns = Turns(patience_s=0.001)
+def test_a_thread_that_waits_too_long_goes_ahead_and_then_none_waits_for_a_while() -> None:
+    lock = IssueLock(patience_s=0.001)
     holds, leave = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with turns.turn():
+        with lock.held():
             holds.set()
             leave.wait(LONG_S)
 
     thread = threading.Thread(target=hold)
     thread.start()
     assert holds.wait(LONG_S)
-    with turns.turn():
-        assert not leave.is_set()  # it got in while the other still has its turn
-    for _ in range(FREE_TURNS):
-        with turns.turn():
+    with lock.held():
+        assert not leave.is_set()  # it got in while the other still holds it
+    for _ in range(UNLOCKED_PASSES):
+        with lock.held():
             assert thread.is_alive()
     leave.set()
     thread.join(LONG_S)
 
 
-def test_a_turn_ends_with_an_error() -> None:
-    turns = Turns(LONG_S)
+def test_an_error_releases_the_lock() -> None:
+    lock = IssueLock(LONG_S)
     for _ in range(2):
         try:
-            with turns.turn():
+            with lock.held():
                 raise KeyError
         except KeyError:
             pass
-    with turns.turn():
+    with lock.held():
         pass

@@ -1,4 +1,4 @@
-"""The pure parts of reading at a node: slots, trees, marks of files, and which paths are served."""
+"""Pure code of reading at a node: slots, trees, fingerprints, and which paths are served."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def test_slots_never_overlap_and_no_byte_is_lost(
     for wanted in steps:
         if wanted is None and held:
             offset = dice.choice(sorted(held))
-            slots.give(offset)
+            slots.release(offset)
             del held[offset]
         elif wanted is not None:
-            offset = slots.take(wanted)
+            offset = slots.reserve(wanted)
             if offset is None:
                 continue
             assert offset % ALIGN_BYTES == 0
@@ -46,20 +46,20 @@ def test_slots_never_overlap_and_no_byte_is_lost(
             for other, size in held.items():
                 assert offset + wanted <= other or other + size <= offset
             held[offset] = max(1, wanted)
-        assert slots.taken == len(held)
+        assert slots.reserved == len(held)
     for offset in list(held):
-        slots.give(offset)
+        slots.release(offset)
     assert slots.free_bytes == slots.memory_bytes
     if slots.memory_bytes:  # what is free is in one piece again
-        assert slots.take(slots.memory_bytes) == 0
+        assert slots.reserve(slots.memory_bytes) == 0
 
 
 def test_the_lowest_place_that_fits_is_given() -> None:
     slots = Slots(4096)
-    first, second, third = (slots.take(n) for n in (64, 128, 64))
-    slots.give(second or 0)
-    slots.give(first or 0)
-    assert (slots.take(192), third) == (0, 192)
+    first, second, third = (slots.reserve(n) for n in (64, 128, 64))
+    slots.release(second or 0)
+    slots.release(first or 0)
+    assert (slots.reserve(192), third) == (0, 192)
 
 
 # --- trees ---
@@ -108,27 +108,27 @@ def test_what_is_more_than_paths_is_not_for_nodes() -> None:
     assert [p.path for p in found[1]] == [os.path.abspath(p) for p in ("a.npy", "b.npy")]
 
 
-# --- marks ---
+# --- fingerprints ---
 
 
-def test_a_mark_knows_names_sizes_heads_and_blocks(tmp_path: Path) -> None:
+def test_a_fingerprint_covers_names_sizes_heads_and_blocks(tmp_path: Path) -> None:
     data = bytearray(os.urandom(400_000))
     (tmp_path / "x").write_bytes(data)
-    same = fingerprints.mark(tmp_path, [tmp_path / "x"])
-    assert same == fingerprints.mark(tmp_path, [tmp_path / "x"])
+    same = fingerprints.fingerprint(tmp_path, [tmp_path / "x"])
+    assert same == fingerprints.fingerprint(tmp_path, [tmp_path / "x"])
     (tmp_path / "y").write_bytes(data)
-    assert "others" in str(
-        fingerprints.difference(same, fingerprints.mark(tmp_path, [tmp_path / "y"]))
+    assert "different bytes" in str(
+        fingerprints.difference(same, fingerprints.fingerprint(tmp_path, [tmp_path / "y"]))
     )
     for at in (0, 60_000, len(data) - 1):  # the head, and the last block
         changed = bytearray(data)
         changed[at] ^= 1
         (tmp_path / "x").write_bytes(changed)
-        assert fingerprints.difference(same, fingerprints.mark(tmp_path, [tmp_path / "x"]))
+        assert fingerprints.difference(same, fingerprints.fingerprint(tmp_path, [tmp_path / "x"]))
     (tmp_path / "x").write_bytes(data[:-1])
-    other = fingerprints.mark(tmp_path, [tmp_path / "x"])
+    other = fingerprints.fingerprint(tmp_path, [tmp_path / "x"])
     assert fingerprints.difference(same, other) == "400000 bytes here, 399999 there"
-    two = fingerprints.mark(tmp_path, [tmp_path / "x", tmp_path / "y"])
+    two = fingerprints.fingerprint(tmp_path, [tmp_path / "x", tmp_path / "y"])
     assert fingerprints.difference(same, two) == "1 files here, 2 there"
 
 
