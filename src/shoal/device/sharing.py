@@ -22,16 +22,16 @@ from shoal import _core
 from shoal.device import leases
 from shoal.errors import ProtocolError, ShareError
 from shoal.pool.base import limits, paths
+from shoal.pool.base.addresses import LOCAL_PREFIX
 from shoal.pool.base.process import check_same_user
-from shoal.pool.client.head_connection import LOCAL_PREFIX, default_url
+from shoal.pool.client.head_connection import default_url
 from shoal.pool.node.share_server import make_memory, socket_address
 from shoal.pool.wire import frames, messages, share_messages
 
 __all__ = ["Handle", "acquire", "open", "release", "share", "shares", "unshare"]
 
-Answer = TypeVar("Answer", bound=messages.Message)
+Answer = TypeVar("Answer", bound=share_messages.FromAgent)
 
-ACQUIRE_S = 60.0
 _PREFIX = "shoal-share"
 _HANDLE = re.compile(_PREFIX + r":1:([\w.+/-]{1,128}):([0-9a-f]{16}):([0-9a-f]{48})", re.ASCII)
 
@@ -128,7 +128,7 @@ def share(tensor: torch.Tensor, mode: share_messages.ShareMode = "read") -> Hand
         fds += received
         if len(received) != 2:
             raise ShareError("the node answered without the descriptors that belong to a share")
-        shared = _core.SharedMemory(
+        shared = _core.SharedDescriptors(
             memory=memory, control=received[0], line=received[1], participant=made.participant
         )
         _core.share(tensor.detach(), member, shared, mode == "exclusive")
@@ -161,7 +161,7 @@ def open(handle: str) -> torch.Tensor:
             raise ShareError("the node answered without the descriptors that belong to a share")
         layout = opened.layout
         dtype = _check_layout(layout, opened.bytes)
-        shared = _core.SharedMemory(
+        shared = _core.SharedDescriptors(
             memory=fds[0], control=fds[1], line=fds[2], participant=opened.participant
         )
         tensor = _core.open_shared(
@@ -212,7 +212,7 @@ class Acquired:
         _release(self._part)
 
 
-def acquire(what: str | torch.Tensor, *, timeout_s: float = ACQUIRE_S) -> Acquired:
+def acquire(what: str | torch.Tensor, *, timeout_s: float = limits.ACQUIRE_S) -> Acquired:
     """Waits until this program has an exclusive share for itself, in the order of asking.
 
     Args:
@@ -397,7 +397,7 @@ def _close(fds: list[int]) -> None:
 
 def _ask(
     address: str,
-    request: messages.Message,
+    request: share_messages.FromClient,
     answer: type[Answer],
     fds: list[int] | None = None,
     *,
@@ -429,10 +429,12 @@ def _ask(
     raise ShareError(f"the node answered {type(message).__name__}")
 
 
-def _receive(connection: socket.socket, inbox: frames.Inbox, timeout_s: float) -> messages.Message:
+def _receive(
+    connection: socket.socket, inbox: frames.Inbox, timeout_s: float
+) -> share_messages.FromAgent:
     deadline = time.monotonic() + timeout_s
-    while (message := inbox.next()) is None:
+    while (message := inbox.next(share_messages.FROM_AGENT)) is None:
         connection.settimeout(max(0.001, deadline - time.monotonic()))
         if not inbox.read(connection):
-            raise ProtocolError("it closed the connection")
+            raise frames.Closed
     return message

@@ -8,7 +8,7 @@ from shoal.cli.common import ago, amount
 from shoal.cli.top import Rate, rates
 from shoal.errors import DeviceSpecError, PoolError
 from shoal.pool.base import paths
-from shoal.pool.client.head_connection import join_address, split_address
+from shoal.pool.base.addresses import join_address, split_address
 from shoal.pool.head.enrolment import source_of
 from shoal.pool.node.spec import parse_memory
 from shoal.pool.wire import messages

@@ -9,13 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from shoal.pool.access.codes import Quota
 from shoal.pool.head.leases import (
     SESSIONS_MAX,
     Granted,
     Held,
     LeaseRefused,
     LeaseTable,
-    Quota,
     Request,
 )
 

@@ -12,7 +12,6 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from shoal.pool.base import limits
-from shoal.pool.head.leases import Quota
 
 SYMBOLS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # no I, L, O, U: they are mistaken for others
 _ALIKE = str.maketrans("ILO", "110")
@@ -126,6 +125,14 @@ class Limiter:
         self.together.add(now)
         while len(self.addresses) > limits.ADDRESSES_REMEMBERED:
             self.addresses.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What a client may hold at once, over all its leases."""
+
+    devices: int | None = None
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,14 @@ import socket
 import struct
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from shoal.errors import ProtocolError, describe
+from shoal.pool.base import limits
 
 _PR_SET_PDEATHSIG = 1
 READY = b"ready\n"
 FAILED = b"failed "
-REPORT_BYTES_MAX = 4096  # what a pipe takes in one piece
 
 
 def die_with_parent_thread() -> None:
@@ -28,15 +29,15 @@ def die_with_parent_thread() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def report_ready() -> None:
+def report_ready(fd: int = 1) -> None:
     """Tell the process that started this one, by our stdout, that it is ready."""
     with suppress(OSError):  # it has ended: so will this process
-        os.write(1, READY)
+        os.write(fd, READY)
 
 
 def report_failure(reason: str) -> None:
     """Tell the process that started this one why it cannot start."""
-    line = " ".join(reason.split()).encode()[: REPORT_BYTES_MAX - len(FAILED) - 1]
+    line = " ".join(reason.split()).encode()[: limits.REPORT_BYTES_MAX - len(FAILED) - 1]
     with suppress(OSError):
         os.write(1, FAILED + line + b"\n")
 
@@ -56,6 +57,20 @@ def failure_in(report: bytes) -> str | None:
     if not report.startswith(FAILED):
         return None
     return report.removeprefix(FAILED).decode(errors="replace").strip()
+
+
+@dataclass
+class Backoff:
+    """When to start a process again: at once if it worked, ever later if it fails to start."""
+
+    failures: int = 0  # in a row
+
+    def ended(self, worked: bool) -> float:
+        """Note that the process ended. Return the seconds to wait before the next start."""
+        self.failures = 0 if worked else self.failures + 1
+        if self.failures < 2:
+            return 0.0
+        return min(limits.RESTART_BACKOFF_MAX_S, limits.RESTART_BACKOFF_S * float(2**self.failures))
 
 
 def watch(pid: int) -> int:

@@ -13,24 +13,23 @@ import hmac
 import os
 import secrets
 import time
+from typing import assert_never
 
 import shoal
 from shoal.errors import ProtocolError
 from shoal.pool.access.codes import JoinRefused
 from shoal.pool.base import limits
-from shoal.pool.base.process import check_same_user
 from shoal.pool.head.enrolment import Enrolment
 from shoal.pool.head.leases import Granted, LeaseRefused, LeaseTable, Request, Share
 from shoal.pool.head.nodes import Node, Nodes
 from shoal.pool.head.session_ends import Client, Endings, Holder
 from shoal.pool.head.store import Store, StoredLease, StoreError
-from shoal.pool.wire import messages, node_messages
-from shoal.pool.wire.channel import Channel, Closed
+from shoal.pool.wire import join_messages, messages, node_messages
+from shoal.pool.wire.channel import Channel
 from shoal.pool.wire.end_reasons import End, Why
+from shoal.pool.wire.frames import Closed
 
 OWNER = "owner"  # whoever comes over a Unix socket: the user who started the pool, or root
-SESSIONS_SHOWN_MAX = 2000
-_CONNECTION = (Closed, ProtocolError)
 
 
 class Head:
@@ -90,7 +89,7 @@ class Head:
                 self.counts["nodes_lost"] += 1
                 end = End(Why.NODE_LOST, node.name)
                 self.store.write_audit(time.time(), node.name, "node lost", end.text)
-                self.ends.tell_lost(lost, end)
+                self.ends.report_lost(lost, end)
                 self._change()
             for lease, holder in list(self.holders.items()):
                 if holder.deadline is not None and holder.deadline < now:
@@ -109,26 +108,25 @@ class Head:
     # --- connections -------------------------------------------------------------------------------
 
     async def serve_local(self, channel: Channel) -> None:
-        """Someone on this machine: the pool's user, whom the kernel vouches for."""
+        """Serve a connection of this machine. The acceptor has checked that its user is the pool's."""
         try:
-            check_same_user(channel.raw_socket)
-            first = await channel.receive(limits.IDLE_S)
-        except _CONNECTION:
+            first = await channel.receive(join_messages.FIRST, limits.IDLE_S)
+        except ProtocolError:
             return
         await self._serve(channel, OWNER, "", first)
 
     async def serve_network(self, channel: Channel) -> None:
-        """Someone elsewhere: with a certificate, or a stranger who may ask to join and nothing else."""
+        """Serve a remote connection. A stranger, without a certificate, may only ask to join."""
         assert self.enrolment is not None
         peer = channel.peer
         channel.frame_bytes_max = limits.ANONYMOUS_FRAME_BYTES_MAX
         try:
-            first = await channel.receive(limits.FIRST_FRAME_S)
-            if isinstance(first, messages.Join):
+            first = await channel.receive(join_messages.FIRST, limits.FIRST_FRAME_S)
+            if isinstance(first, join_messages.Join):
                 channel.send(self.enrolment.join(first, channel.address))
                 return
             if peer is None:
-                return  # not a word
+                return  # a stranger gets no answer
             self.enrolment.check(peer)
         except Closed:
             return
@@ -144,7 +142,9 @@ class Head:
         finally:
             known.discard(channel)
 
-    async def _serve(self, channel: Channel, name: str, role: str, first: messages.Message) -> None:
+    async def _serve(
+        self, channel: Channel, name: str, role: str, first: join_messages.FirstMessage
+    ) -> None:
         if isinstance(first, node_messages.NodeHello) and (name == OWNER or role == "node"):
             if name != OWNER and first.node != name:
                 channel.send(messages.refusal(f"the certificate is for {name}, not {first.node}"))
@@ -152,8 +152,10 @@ class Head:
             await self._serve_node(channel, first)
         elif role == "node":
             channel.send(
-                messages.refusal("a node only offers devices; join as a client to use some")
+                messages.refusal("a node only offers devices. To use some, join as a client")
             )
+        elif isinstance(first, (node_messages.NodeHello, join_messages.Join)):
+            channel.send(messages.refusal(f"a client does not send {type(first).__name__}"))
         else:
             await self._serve_client(Client(channel, name), first)
 
@@ -173,26 +175,27 @@ class Head:
             return
         channel.send(node_messages.NodeWelcome(self.pool, limits.BEAT_S if self.standing else 0.0))
         for one in lost:
-            self.ends.tell_lost([one], self.nodes.why_lost(node, hello, one))
+            self.ends.report_lost([one], self.nodes.why_lost(node, hello, one))
         self._change()
         if not self.standing:
             node.heard = float("inf")  # its connection tells, there are no beats
         try:
             while True:
-                message = await channel.receive(None)
+                message = await channel.receive(node_messages.FROM_NODE, None)
                 if self.standing:
                     node.heard = time.monotonic()
                 self._hear_node(node, message)
-        except _CONNECTION as error:
-            if not isinstance(error, Closed):
-                self.store.write_audit(time.time(), node.name, "node cut off", str(error))
+        except Closed:
+            pass
+        except ProtocolError as error:
+            self.store.write_audit(time.time(), node.name, "node cut off", str(error))
         finally:
             self.nodes.disconnected(node, time.monotonic())
             for holder in list(self.holders.values()):
                 self.ends.answer_missed(holder)
             self._change()
 
-    def _hear_node(self, node: Node, message: messages.Message) -> None:
+    def _hear_node(self, node: Node, message: node_messages.FromNode) -> None:
         match message:
             case messages.Beat():
                 node.send(messages.Beat())
@@ -218,19 +221,21 @@ class Head:
                 if not lost:
                     self.ends.hear_late(node, message)
             case _:
-                raise ProtocolError(f"a node does not say {type(message).__name__}")
-        self.ends.tell_lost(lost, end)
+                assert_never(message)
+        self.ends.report_lost(lost, end)
         self._change()
 
     # --- clients -----------------------------------------------------------------------------------
 
-    async def _serve_client(self, client: Client, message: messages.Message) -> None:
+    async def _serve_client(self, client: Client, message: messages.FromClient) -> None:
         try:
             while True:
                 answer = await self._answer(client, message)
                 if answer is not None:
                     client.channel.send(answer)
-                message = await client.channel.receive(self._patience_s(client))
+                message = await client.channel.receive(
+                    messages.FROM_CLIENT, self._patience_s(client)
+                )
         except Closed:
             pass
         except (ProtocolError, LeaseRefused, StoreError) as error:
@@ -244,12 +249,14 @@ class Head:
         # On one machine the kernel tells when a client ends; it may be stopped for as long as it likes.
         return None if client.channel.is_local else limits.LEASE_SILENCE_S
 
-    async def _answer(self, client: Client, message: messages.Message) -> messages.Message | None:
+    async def _answer(
+        self, client: Client, message: messages.FromClient
+    ) -> messages.FromHead | None:
         match message:
             case messages.Describe():
                 await self._until_ready()
                 return messages.PoolInfo(self.nodes.infos())
-            case messages.Look():
+            case messages.AskStatus():
                 return self.status()
             case messages.AskProfiles(first):
                 return self.nodes.profiles_from(first)
@@ -268,60 +275,64 @@ class Head:
                     self.ends.end_lease(client.lease, End(Why.GIVEN_BACK))
                     client.lease = None
                 return messages.Done()
-        if client.name != OWNER and isinstance(message, messages.Measure):
-            raise ProtocolError(
-                "only the pool's owner has devices measured again, on the head's machine. "
-                "`shoal devices` shows what is known."
-            )
-        if client.name != OWNER:
-            raise ProtocolError(f"a client does not say {type(message).__name__}")
-        return self._govern(message)
+            case _:
+                return self._govern(client, message)
 
-    def _govern(self, message: messages.Message) -> messages.Message:
-        """What only the pool's owner may ask, over the Unix socket of the head's machine."""
-        if isinstance(message, messages.ReadAudit):
-            rows = self.store.read_audit(message.count)
-            return messages.AuditLog([messages.AuditEntry(*row) for row in rows])
-        if isinstance(message, messages.Measure):
-            return self._measure(message)
-        if not isinstance(
-            message, messages.MakeCode | messages.RevokeClient | messages.ListClients
-        ):
-            raise ProtocolError(f"a client does not say {type(message).__name__}")
+    def _govern(self, client: Client, message: messages.OwnerRequest) -> messages.FromHead:
+        """Answer what only the pool's owner may ask, over the Unix socket of the head's machine."""
+        if client.name != OWNER:
+            raise ProtocolError(
+                f"only the pool's owner may send {type(message).__name__}, on the head's machine"
+            )
+        match message:
+            case messages.ReadAudit(count):
+                rows = self.store.read_audit(count)
+                return messages.AuditLog([messages.AuditEntry(*row) for row in rows])
+            case messages.Measure(devices):
+                return self._measure(devices)
+            case messages.MakeCode():
+                try:
+                    return self._members().make_code(message)
+                except JoinRefused as error:
+                    raise ProtocolError(str(error)) from None
+            case messages.ListClients():
+                return self._members().list()
+            case messages.RevokeClient(name):
+                return self._revoke(name)
+            case _:
+                assert_never(message)
+
+    def _members(self) -> Enrolment:
         if self.enrolment is None:
             raise ProtocolError(
                 "this pool is for this machine only. Open it with: shoal up --listen ADDRESS"
             )
-        if isinstance(message, messages.MakeCode):
-            try:
-                return self.enrolment.make_code(message)
-            except JoinRefused as error:
-                raise ProtocolError(str(error)) from None
-        if isinstance(message, messages.ListClients):
-            return self.enrolment.list()
-        self.enrolment.revoke(message.name)
-        text = self._throw_out(message.name)
+        return self.enrolment
+
+    def _revoke(self, name: str) -> messages.Done:
+        self._members().revoke(name)
+        text = self._throw_out(name)
         if self.store.unwritten:
             text += (
                 f". This is not on the disk yet: {self.store.error}. The head writes it as soon as it "
-                "can; until then do not stop it. Look there with: df"
+                "can; do not stop the head before. Check the disk with: df"
             )
         return messages.Done(text)
 
-    def _measure(self, message: messages.Measure) -> messages.Message:
+    def _measure(self, devices: list[int] | None) -> messages.Done:
         if not self.standing:
             raise ProtocolError(
                 "the devices of a program's own pool are not measured. Start a pool with: shoal up"
             )
-        numbers = None if message.devices is None else set(message.devices)
-        return messages.Done(f"{self.nodes.measure(numbers)} device(s) are to be measured")
+        numbers = None if devices is None else set(devices)
+        return messages.Done(f"{self.nodes.measure(numbers)} device(s) will be measured")
 
     def _throw_out(self, name: str) -> str:
         """Ends everything of a revoked client or node. Its certificate opens nothing any more."""
         ended = [g.lease for g in self.table.held_by(name)]
         for lease in ended:
             self.ends.end_lease(lease, End(Why.REVOKED, name))
-        self.ends.tell_lost(self.nodes.forget(name), End(Why.REVOKED, f"node {name}"))
+        self.ends.report_lost(self.nodes.forget(name), End(Why.REVOKED, f"node {name}"))
         for channel in self.connections.pop(name, set()):
             channel.hang_up()
         return f"{name} is revoked; {len(ended)} lease(s) ended"
@@ -350,7 +361,7 @@ class Head:
 
         In a standing pool nobody waits for a node that is just coming.
         """
-        deadline = time.monotonic() + limits.ANSWER_S - 5
+        deadline = time.monotonic() + limits.START_WAIT_S
         while not self.standing and (self.nodes.starting or not self.nodes.nodes):
             if not await self._next_change(deadline):
                 return
@@ -364,7 +375,7 @@ class Head:
             return False
         return True
 
-    async def _lease(self, client: Client, ask: messages.AskLease) -> messages.Message:
+    async def _lease(self, client: Client, ask: messages.AskLease) -> messages.FromHead:
         if client.lease is not None and client.lease in self.holders:
             raise LeaseRefused("this connection has a lease already")
         if ask.duration_s is not None and not 0 < ask.duration_s < 10 * 365 * 86400:
@@ -438,7 +449,7 @@ class Head:
         )
         return self.nodes.grant(share, grant)
 
-    def _resume(self, client: Client, ask: messages.Resume) -> messages.Message:
+    def _resume(self, client: Client, ask: messages.Resume) -> messages.FromHead:
         """A client is back. A late one learns that its lease has ended, and why if that is known."""
         ended = self.ends.recent.of(ask.lease)
         if ended is not None and not (
@@ -493,7 +504,7 @@ class Head:
             self.listen,
             self.nodes.node_infos(time.monotonic()),
             self.nodes.infos(),
-            sessions[:SESSIONS_SHOWN_MAX],
+            sessions[: limits.SESSIONS_SHOWN_MAX],
             self._state(),
         )
 

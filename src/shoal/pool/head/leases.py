@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from shoal.pool.access.codes import Quota
 from shoal.pool.base.limits import SESSIONS_MAX
 from shoal.pool.head.placement import LeaseRefused, Offer, Request, choose
 from shoal.schedule.model.entities import show_bytes
@@ -56,14 +57,6 @@ class Granted:
     shares: tuple[Share, ...]
     client: str = ""
     until: float | None = None  # in the caller's clock
-
-
-@dataclass(frozen=True, slots=True)
-class Quota:
-    """What a client may hold at once, over all its leases."""
-
-    devices: int | None = None
-    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,6 @@ from shoal.pool.wire.channel import Channel
 from shoal.pool.wire.end_reasons import End, Why
 from shoal.schedule.model.device_profile import DeviceProfile
 
-LOST_MAX = 64  # lost nodes that are remembered, so that someone asks after them
-
 
 @dataclass
 class Node:
@@ -36,7 +34,7 @@ class Node:
     clock_ahead_s: float = 0.0  # of the head's, when it said hello
     folders: list[str] = field(default_factory=list)  # that it serves
 
-    def send(self, message: messages.Message) -> None:
+    def send(self, message: node_messages.FromHead) -> None:
         if self.channel is not None:
             self.channel.send(message)
 
@@ -170,7 +168,7 @@ class Nodes:
     def lose(self, node: Node) -> list[Lost]:
         """The node is gone, and everything on it. It is named as lost until it is back."""
         self.lost[node.name] = node.heard
-        while len(self.lost) > LOST_MAX:
+        while len(self.lost) > limits.LOST_NODES_MAX:
             del self.lost[next(iter(self.lost))]
         return self._remove(node)
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from shoal.pool.base.limits import DEVICES_PER_LEASE_MAX
+from shoal.pool.base import limits
 from shoal.schedule.model.entities import show_bytes
-
-REASONS_SHOWN = 8  # the text of a refusal is bounded
 
 
 class LeaseRefused(Exception):
@@ -28,8 +26,8 @@ class LeaseRefused(Exception):
 
 
 def _listed(texts: Sequence[str]) -> list[str]:
-    more = len(texts) - REASONS_SHOWN
-    shown = [f"  - {text}" for text in texts[:REASONS_SHOWN]]
+    more = len(texts) - limits.REASONS_SHOWN_MAX
+    shown = [f"  - {text}" for text in texts[: limits.REASONS_SHOWN_MAX]]
     return [*shown, f"  - and {more} more"] if more > 0 else shown
 
 
@@ -107,10 +105,9 @@ def choose(request: Request, offers: Sequence[Offer], silent: Sequence[str] = ()
     `silent` names devices that nobody gets now because their node is not heard of.
     """
     check(request)
-    if not 1 <= request.count <= DEVICES_PER_LEASE_MAX:
+    if not 1 <= request.count <= limits.DEVICES_PER_LEASE_MAX:
         raise LeaseRefused(
-            f"{request.count} devices were asked for; a lease has at most {DEVICES_PER_LEASE_MAX}, "
-            f"and at least one. Ask for devices=1 to {DEVICES_PER_LEASE_MAX}."
+            f"devices must be from 1 to {limits.DEVICES_PER_LEASE_MAX} (got {request.count})."
         )
     suitable = [o for o in offers if is_of_kind(o.kind, request.kind)]
     fitting = sorted(
@@ -189,13 +186,17 @@ def _remedies(
     empty = [replace(o, free_bytes=o.memory_bytes, sessions=0) for o in suitable]
     if sum(o.share_bytes(request) > 0 for o in empty) >= request.count:
         used = [o.name for o in suitable if o.share_bytes(request) == 0 and o.sessions > 0]
-        found.append(f"waiting until programs end that use {', '.join(used[:REASONS_SHOWN])}")
+        found.append(
+            f"waiting until programs end that use {', '.join(used[: limits.REASONS_SHOWN_MAX])}"
+        )
     if request.kind is not None:
         right = {o.number for o in suitable}
         others = [o for o in offers if o.number not in right and o.share_bytes(request) > 0]
         if len(others) + len(fitting) >= request.count:
             kinds_there = sorted({o.kind for o in others})
-            found.append(f"another kind: the pool has {', '.join(kinds_there[:REASONS_SHOWN])}")
+            found.append(
+                f"another kind: the pool has {', '.join(kinds_there[: limits.REASONS_SHOWN_MAX])}"
+            )
     if silent:
         found.append("the silent nodes: `shoal status` shows them")
     if len(suitable) < request.count or not found:

@@ -74,10 +74,10 @@ class Endings:
         note = self._store.end_lease(lease, granted.client, end, time.time())
         parts = [s.part for s in granted.shares]
         if holder is not None:
-            self._told(holder, parts, note)
+            self._report(holder, parts, note)
         self._change()
 
-    def tell_lost(self, lost: list[Lost], end: End) -> None:
+    def report_lost(self, lost: list[Lost], end: End) -> None:
         """Shares are gone from their leases: note it, and tell the clients."""
         for one in lost:
             holder = self.holders.get(one.lease)
@@ -90,9 +90,9 @@ class Endings:
             if one.ended:
                 self.holders.pop(one.lease, None)
             if holder is not None:
-                self._told(holder, parts, note)
+                self._report(holder, parts, note)
 
-    def _told(self, holder: Holder, parts: list[SessionPart], note: Note) -> None:
+    def _report(self, holder: Holder, parts: list[SessionPart], note: Note) -> None:
         granted = holder.stored.granted
         self.recent.add(
             granted.lease, granted.epoch, granted.client, holder.stored.secret, time.monotonic(),
@@ -133,7 +133,7 @@ class Endings:
         if message.seen is Why.WORKER_HUNG:  # only its client can know
             for share in missed:
                 self._nodes.revoke(share)
-            self.tell_lost(self._table.lose(lambda share: share in missed), End(Why.WORKER_HUNG))
+            self.report_lost(self._table.lose(lambda share: share in missed), End(Why.WORKER_HUNG))
             self._change()
         else:
             self.answer_missed(holder)
@@ -146,5 +146,5 @@ class Endings:
             node = self._nodes.of_device(share.device)
             if share.part in holder.missed and node is not None and node.channel is None:
                 lost = self._table.session_ended(*share.part, holder.stored.granted.epoch)
-                self.tell_lost(lost, End(Why.AGENT_ENDED, node.name))
+                self.report_lost(lost, End(Why.AGENT_ENDED, node.name))
                 self._change()

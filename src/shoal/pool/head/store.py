@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.errors import PoolError
-from shoal.pool.access.codes import IssuedCode
-from shoal.pool.head.leases import Granted, LeaseTable, Lost, Quota, Share
+from shoal.pool.access.codes import IssuedCode, Quota
+from shoal.pool.base import limits
+from shoal.pool.head.leases import Granted, LeaseTable, Lost, Share
 from shoal.pool.wire.end_reasons import End, Note
 
 SCHEMA_VERSION = 1
-AUDIT_ENTRIES_MAX = 100_000
-UNWRITTEN_NOTES_MAX = 10_000  # of the audit log alone: what else waits is bounded by what there is
 _SCHEMA = """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE clients (
@@ -328,7 +327,7 @@ class Store:
         def write(db: sqlite3.Connection) -> None:
             self._audit(db, now, actor, action, detail)
 
-        if len(self._unwritten) < UNWRITTEN_NOTES_MAX:
+        if len(self._unwritten) < limits.UNWRITTEN_NOTES_MAX:
             self._write(write)
 
     def read_audit(self, count: int) -> list[tuple[float, str, str, str]]:
@@ -352,7 +351,7 @@ class Store:
         if (
             added.lastrowid is not None and added.lastrowid % 1000 == 0
         ):  # bounded, and rarely at work
-            oldest = added.lastrowid - AUDIT_ENTRIES_MAX
+            oldest = added.lastrowid - limits.AUDIT_ENTRIES_MAX
             db.execute("DELETE FROM audit WHERE id <= ?", (oldest,))
         return added.lastrowid
 

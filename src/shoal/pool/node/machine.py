@@ -58,7 +58,7 @@ def look(kinds: Sequence[str]) -> dict[str, Accelerator]:
         done = subprocess.run(
             [sys.executable, "-c", source],
             env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
-            stdin=subprocess.DEVNULL, capture_output=True, timeout=limits.ANSWER_S, check=True,
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=limits.FIND_DEVICES_S, check=True,
         )  # fmt: skip
         return msgspec.json.decode(done.stdout, type=dict[str, Accelerator])
     except subprocess.CalledProcessError as error:

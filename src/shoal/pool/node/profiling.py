@@ -26,7 +26,7 @@ from msgspec import Meta
 
 from shoal.errors import ProtocolError
 from shoal.pool.base import limits, paths, process
-from shoal.pool.client.head_connection import LOCAL_PREFIX
+from shoal.pool.base.addresses import LOCAL_PREFIX
 from shoal.pool.node.profile_cache import Link, ProfileCache
 from shoal.pool.node.spec import DeviceSpec
 from shoal.pool.wire import messages, node_messages
@@ -35,12 +35,6 @@ from shoal.schedule.model.device_profile import DeviceProfile, identity_of
 
 _log = logging.getLogger(__name__)
 
-QUIET_S = 1.0  # nothing came or went for this long, before a measurement starts
-PROBE_S = 60.0  # of which importing torch takes most
-ATTEMPTS_MAX = 3  # then the agent says why, and waits for `shoal devices --refresh`
-MEMORY_BYTES = 512 * 2**20  # of each device, while it is measured
-LINKED_DEVICES_MAX = 8  # links are measured between these, each way
-LINE_BYTES_MAX = 64 * 1024
 # No lease has epoch 0; the session number is free whenever the device is.
 PROBE_EPOCH = 0
 PROBE_SESSION = limits.SESSIONS_MAX
@@ -124,7 +118,7 @@ def plan(servers: Sequence[Server], cache: ProfileCache, wanted: set[str]) -> Pl
         if known not in seen and (known not in cache.profiles or known in wanted):
             seen.add(known)
             found.measure.append(position(server))
-    linked = [s for s in up[:LINKED_DEVICES_MAX] if s in idle]
+    linked = [s for s in up[: limits.LINKED_DEVICES_MAX] if s in idle]
     for source in linked:
         for target in linked:
             if source is not target and _link_key(source, target) not in cache.links:
@@ -197,7 +191,7 @@ class Profiler:
                 for key in [k for k in self._cache.links if server.spec.name in k[:2]]:
                     del self._cache.links[key]
         self._failures = 0
-        self._quiet_from = time.monotonic() - QUIET_S
+        self._quiet_from = time.monotonic() - limits.PROFILE_QUIET_S
         self._changed.set()
 
     def changed(self) -> None:
@@ -231,8 +225,8 @@ class Profiler:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            while self._failures < ATTEMPTS_MAX:
-                quiet_s = QUIET_S - (time.monotonic() - self._quiet_from)
+            while self._failures < limits.PROBE_ATTEMPTS_MAX:
+                quiet_s = limits.PROFILE_QUIET_S - (time.monotonic() - self._quiet_from)
                 if quiet_s > 0:
                     await asyncio.sleep(quiet_s)
                     continue
@@ -245,10 +239,10 @@ class Profiler:
         problem = ""
         self._plan = following
         try:
-            async with asyncio.timeout(PROBE_S):
+            async with asyncio.timeout(limits.PROBE_S):
                 problem = await self._run_probe(following)
         except TimeoutError:
-            problem = f"it took more than {PROBE_S:g} s"
+            problem = f"it took more than {limits.PROBE_S:g} s"
         except (OSError, ValueError, msgspec.MsgspecError, ProtocolError) as error:
             problem = str(error)
         interrupted = self._plan is None
@@ -258,7 +252,7 @@ class Profiler:
             await self._probe.wait()
             self._probe = None
         self._failures = self._failures + 1 if problem and not interrupted else 0
-        if self._failures == ATTEMPTS_MAX:
+        if self._failures == limits.PROBE_ATTEMPTS_MAX:
             _log.warning("the devices could not be measured: %s", problem)
 
     async def _run_probe(self, following: Plan) -> str:
@@ -274,7 +268,7 @@ class Profiler:
             self._probe = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "shoal.pool.node.probe", msgspec.json.encode(job).decode(),
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL, limit=LINE_BYTES_MAX,
+                stderr=asyncio.subprocess.DEVNULL, limit=limits.PROBE_LINE_BYTES_MAX,
             )  # fmt: skip
             if self._plan is not following:  # a lease came first
                 self._probe.kill()
@@ -289,9 +283,9 @@ class Profiler:
     async def _grant(self, listener: socket.socket, following: Plan) -> Channel:
         """Is the head to the probe: hands it the devices, by grants of the agent's own."""
         sock, _ = await asyncio.get_running_loop().sock_accept(listener)
+        process.check_same_user(sock)
         channel = await open_channel(sock)
-        process.check_same_user(channel.raw_socket)
-        await channel.receive(limits.FIRST_FRAME_S)
+        await channel.receive(messages.FROM_CLIENT, limits.FIRST_FRAME_S)
         if self._plan is not following:
             channel.abort()
             raise ProtocolError("a lease came first")
@@ -299,7 +293,7 @@ class Profiler:
         for server in following.servers:
             assert server.ready is not None
             assert server.channel is not None
-            memory_bytes = min(MEMORY_BYTES, server.ready.memory_bytes)
+            memory_bytes = min(limits.PROBE_MEMORY_BYTES, server.ready.memory_bytes)
             grant = node_messages.Grant(
                 secrets.token_urlsafe(24), PROBE_SESSION, memory_bytes, epoch=PROBE_EPOCH
             )

@@ -23,7 +23,7 @@ from shoal import _core
 from shoal.device import leases
 from shoal.errors import DeviceLostError, LeaseError, ProtocolError
 from shoal.pool.base import limits
-from shoal.pool.wire import data_messages, messages
+from shoal.pool.wire import data_messages
 from shoal.pool.wire.data_messages import (
     DataOpened,
     DataPath,
@@ -31,7 +31,7 @@ from shoal.pool.wire.data_messages import (
     SamplesTooLarge,
     Skeleton,
 )
-from shoal.pool.wire.threaded_channel import Mailbox
+from shoal.pool.wire.threaded_channel import ThreadedChannel
 from shoal.train.data import data_tree
 from shoal.train.data.slots import Slots
 from shoal.train.data.sources import Indices
@@ -65,7 +65,7 @@ class Asked:
     source: int
     serial: int  # of the batch that they are for
     offset: int
-    answer: Future[messages.Message]
+    answer: Future[data_messages.FromReader]
 
 
 @dataclass
@@ -92,10 +92,10 @@ class NodeReader:
         connection, ready = attached.open_reader(lease.number, lease.epoch)
         self._number = ready.number
         self._slots = Slots(ready.memory_bytes)
-        self._mail = Mailbox(connection)
+        self._channel = ThreadedChannel(connection, data_messages.FROM_READER)
         self._lock = threading.Lock()
         self._requests = itertools.count(1)
-        self._answers: dict[int, Future[messages.Message]] = {}
+        self._answers: dict[int, Future[data_messages.FromReader]] = {}
         self._pending: OrderedDict[tuple[int, bytes], Asked] = OrderedDict()
         self._copied: deque[tuple[int, int]] = deque()  # message and slot: free once it is past
         self._ended = False
@@ -107,7 +107,7 @@ class NodeReader:
     def _run(self) -> None:
         why = "its process has ended"
         try:
-            self._mail.run(self._hear)
+            self._channel.run(self._hear)
         except ProtocolError as error:
             why = str(error)
         with self._lock:
@@ -118,30 +118,33 @@ class NodeReader:
                 ReaderLostError(f"the reader of device {self.name} is lost: {why}")
             )
 
-    def _hear(self, message: messages.Message) -> None:
-        request = getattr(message, "request", None)
+    def _hear(self, message: data_messages.FromReader) -> None:
         with self._lock:
-            answer = self._answers.pop(request, None) if request is not None else None
+            answer = self._answers.pop(message.request, None)
         if answer is None:
             raise ProtocolError(f"it said {type(message).__name__}, which nobody asked for")
         answer.set_result(message)
 
-    def _ask(self, build: Callable[[int], messages.Message]) -> Future[messages.Message]:
+    def _ask(
+        self, build: Callable[[int], data_messages.FromClient]
+    ) -> Future[data_messages.FromReader]:
         number = next(self._requests)
-        answer: Future[messages.Message] = Future()
+        answer: Future[data_messages.FromReader] = Future()
         with self._lock:
             if self._ended:
                 raise ReaderLostError(f"the reader of device {self.name} is lost")
             self._answers[number] = answer
         try:
-            self._mail.send(build(number))
+            self._channel.send(build(number))
         except ConnectionError:
             with self._lock:
                 self._answers.pop(number, None)
             raise ReaderLostError(f"the reader of device {self.name} is lost") from None
         return answer
 
-    def _await(self, answer: Future[messages.Message], what: str) -> messages.Message:
+    def _await(
+        self, answer: Future[data_messages.FromReader], what: str
+    ) -> data_messages.FromReader:
         """The answer. The device's loss is noticed meanwhile, and told as what it is."""
         until = time.monotonic() + ANSWER_S
         while True:
@@ -177,7 +180,7 @@ class NodeReader:
 
     def close(self) -> None:
         """Ends the reader; its memory goes with it."""
-        self._mail.close()
+        self._channel.close()
         self._thread.join(5)
 
     # --- opening -----------------------
@@ -193,13 +196,15 @@ class NodeReader:
         """Nobody reads it any more."""
         self._forget(lambda asked: asked.source == file.source)
         with suppress(ConnectionError):  # gone with everything that it had open
-            self._mail.send(data_messages.CloseData(file.source))
+            self._channel.send(data_messages.CloseData(file.source))
 
     def warm(self, file: NodeFile, numbers: Indices) -> None:
         """Says what will be asked for soon; nothing is waited for."""
         for chunk in _cut(numbers, limits.READ_SAMPLES_MAX):
             try:
-                self._mail.send(data_messages.WarmData(file.source, chunk.astype("<i8").tobytes()))
+                self._channel.send(
+                    data_messages.WarmData(file.source, chunk.astype("<i8").tobytes())
+                )
             except ConnectionError:
                 return  # whoever reads is told
 
