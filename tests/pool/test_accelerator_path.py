@@ -27,7 +27,7 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         os.close(fds[4])  # the arena
         return member(**{**options, "fds": fds[:4], "arena_bytes": 0, "is_cpu": False})
 
-    monkeypatch.setattr(_core, "Member", taken_for_an_accelerator)
+    monkeypatch.setattr(_core, "StreamOptions", taken_for_an_accelerator)
     with shoal.up([SPEC]) as pool, shoal.connect(pool.url):
         yield
 
