@@ -100,7 +100,9 @@ def library() -> ModuleType:
     try:
         import ssl
     except ImportError as error:
-        raise NoTls(f"connections to other machines need OpenSSL 3: {error}") from None
+        raise NoTls(
+            f"connections to other machines need OpenSSL 3, which cannot be loaded: {error}"
+        ) from None
     return ssl
 
 
