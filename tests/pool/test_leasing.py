@@ -10,7 +10,7 @@ import torch
 
 import shoal
 from shoal.pool.local.local_pool import describe
-from shoal.pool.wire import messages, session_messages
+from shoal.pool.wire import session_messages
 from tests.support import processes, programs
 from tests.support.waiting import wait_until
 
@@ -158,7 +158,7 @@ def test_versions_that_differ_are_refused_by_name(
 ) -> None:
     ours = session_messages.our_versions()
     other = session_messages.Versions("9.9.9", "1.0.0", ours.protocol + 1)
-    monkeypatch.setattr(messages, "our_versions", lambda: other)
+    monkeypatch.setattr(session_messages, "our_versions", lambda: other)
     with pytest.raises(shoal.LeaseError) as raised:
         shoal.connect(pool.url)
     for version in (ours.shoal, ours.torch, "9.9.9", "1.0.0"):

@@ -288,7 +288,7 @@ def test_a_head_that_is_another_is_not_spoken_to(
     changed.write_text(text)
     changed.chmod(0o600)
     monkeypatch.setenv("SHOAL_IDENTITY", str(changed))
-    with pytest.raises(shoal.LeaseError, match="not the one that was joined"):
+    with pytest.raises(shoal.LeaseError, match="not the one that this machine joined"):
         shoal.connect(open_pool.network_url)
 
 
@@ -474,11 +474,11 @@ def test_a_revoked_client_is_out_within_two_seconds(
 def test_a_lease_outlives_a_broken_connection(open_pool: StandingPool, ana: tls.Identity) -> None:
     with shoal.connect(memory=MiB) as lease:
         x = torch.ones(3, device="shoal")
-        connection = lease._keeper._connection  # type: ignore[union-attr]
+        connection = lease._keepalive._connection  # type: ignore[union-attr]
         assert connection is not None
         connection.socket.shutdown(socket.SHUT_RDWR)
         wait_until(
-            lambda: lease._keeper._connection not in (None, connection),  # type: ignore[union-attr]
+            lambda: lease._keepalive._connection not in (None, connection),  # type: ignore[union-attr]
             10, "the keeper has come back",
         )  # fmt: skip
         assert x.sum().item() == 3

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import ago, amount, json_option, pool_option, pool_url, print_json, table
+from shoal.cli.common import ago, amount, json_option, pool_option, pool_url, print_json
 from shoal.cli.status import read_status
 from shoal.errors import ShoalError
 from shoal.pool.base import limits
@@ -17,6 +18,7 @@ from shoal.pool.wire.message_fields import SessionPart
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,19 @@ def page(now: messages.PoolStatus, found: dict[SessionPart, Rate]) -> Renderable
     heads = ("session", "client", "program", "#", "granted", "in use", "since", "calls/s")
     away = [f"node {n.name} is {n.state}" for n in now.nodes if n.state != "up"]
     return Group(devices, *away, "", table(heads, rows))
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> Table:
+    """Return a table without lines. A column of numbers is aligned right."""
+    from rich.table import Table
+
+    made = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for index, head in enumerate(heads):
+        numeric = all(row[index][:1].isdigit() or row[index] == "-" for row in rows)
+        made.add_column(head, justify="right" if numeric else "left", no_wrap=True)
+    for row in rows:
+        made.add_row(*row)
+    return made
 
 
 def bar(part: float, width: int = 10) -> str:

@@ -98,7 +98,7 @@ def share(tensor: torch.Tensor, mode: share_messages.ShareMode = "read") -> Hand
 
     Args:
         tensor: on the shoal device. Its whole storage is shared; the opener gets the same view of it.
-        mode: "read": everybody reads, and from now on nobody writes, this program included.
+        mode: "read": read-only from now on for every program, this one included.
             "exclusive": one program at a time reads and writes, this one first: see `shoal.acquire`.
 
     >>> table = torch.randn(1000, 64, device="shoal")
@@ -255,7 +255,7 @@ def _release(part: _Part) -> None:
             )
 
 
-# --- to look at ------------------------------------------------------------------------------------
+# --- listing --------------------------------------------------------------------------------------
 
 
 def shares() -> list[share_messages.ShareInfo]:

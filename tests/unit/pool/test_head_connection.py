@@ -31,7 +31,7 @@ def test_addresses(text: str, host: str, port: int) -> None:
 
 @pytest.mark.parametrize("text", ["", ":80", "host:", "host:x", "host:70000", "host:-1", "[::1]:x"])
 def test_what_is_no_address(text: str) -> None:
-    with pytest.raises(PoolError, match="is no address"):
+    with pytest.raises(PoolError, match="is not an address"):
         split_address(text)
 
 

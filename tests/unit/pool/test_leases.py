@@ -283,7 +283,7 @@ def test_refusals_say_what_there_is() -> None:
         table(100).grant(Request(2))
     with pytest.raises(LeaseRefused, match="101 B free was asked for"):
         table(100).grant(Request(1, 101))
-    with pytest.raises(LeaseRefused, match="a lease has at most 32"):
+    with pytest.raises(LeaseRefused, match="devices must be from 1 to 32 \\(got 33\\)"):
         table(*[100] * 40).grant(Request(33))
     with pytest.raises(LeaseRefused, match="at most 1"):
         table(100).grant(Request(1, fraction=1.5))

@@ -117,8 +117,10 @@ class Enrolment:
         the disk is full; the store writes it as soon as it can."""
         client = self._clients.get(name)
         if client is None or client.revoked is not None:
-            known = ", ".join(n for n, c in self._clients.items() if c.revoked is None) or "nobody"
-            raise ProtocolError(f"no client or node {name!r} can be revoked; there is: {known}")
+            known = ", ".join(n for n, c in self._clients.items() if c.revoked is None) or "none"
+            raise ProtocolError(
+                f"there is no client or node {name!r} to revoke; there are: {known}"
+            )
         now = time.time()
         self._clients[name] = replace(client, revoked=now)
         self._store.revoke_client(name, now)

@@ -29,7 +29,7 @@ from shoal.pool.wire.channel import Channel
 from shoal.pool.wire.end_reasons import End, Why
 from shoal.pool.wire.frames import Closed
 
-OWNER = "owner"  # whoever comes over a Unix socket: the user who started the pool, or root
+OWNER = "owner"  # the client over a Unix socket: the user who started the pool, or root
 
 
 class Head:
@@ -62,12 +62,12 @@ class Head:
             "state_writes_failed": 0,
         }
         self._changed = asyncio.Event()
-        # Device, session, epoch; until the client is told.
+        # Device, session, epoch; until the client has its lease.
         self._taken_grants: set[tuple[int, int, int]] = set()
         self._restore()
 
     def _restore(self) -> None:
-        """Takes up what an earlier head had granted: its clients and nodes will be back."""
+        """Restore the leases of an earlier head: its clients and nodes come back."""
         stored = [s for s in self.store.leases() if s.granted.shares]
         self.table.restore(
             [s.granted for s in stored],
@@ -80,7 +80,7 @@ class Head:
         self.nodes.expect({s.device for one in stored for s in one.granted.shares}, now)
 
     async def watch(self) -> None:
-        """Notices silence and the end of time."""
+        """End what is silent or has expired, for ever."""
         while True:
             await asyncio.sleep(limits.RETRY_S if self.standing else limits.BEAT_S)
             now = time.monotonic()
@@ -178,7 +178,7 @@ class Head:
             self.ends.report_lost([one], self.nodes.why_lost(node, hello, one))
         self._change()
         if not self.standing:
-            node.heard = float("inf")  # its connection tells, there are no beats
+            node.heard = float("inf")  # its connection is watched instead of beats
         try:
             while True:
                 message = await channel.receive(node_messages.FROM_NODE, None)
@@ -328,7 +328,7 @@ class Head:
         return messages.Done(f"{self.nodes.measure(numbers)} device(s) will be measured")
 
     def _throw_out(self, name: str) -> str:
-        """Ends everything of a revoked client or node. Its certificate opens nothing any more."""
+        """End all leases, devices and connections of a revoked client or node."""
         ended = [g.lease for g in self.table.held_by(name)]
         for lease in ended:
             self.ends.end_lease(lease, End(Why.REVOKED, name))
@@ -357,9 +357,9 @@ class Head:
     # --- leases ------------------------------------------------------------------------------------
 
     async def _until_ready(self) -> None:
-        """Waits while an embedded pool's devices start: all of them should be there to choose from.
+        """Wait while an embedded pool's devices start, to choose from all of them.
 
-        In a standing pool nobody waits for a node that is just coming.
+        In a standing pool a request does not wait for a node that is starting.
         """
         deadline = time.monotonic() + limits.START_WAIT_S
         while not self.standing and (self.nodes.starting or not self.nodes.nodes):
@@ -367,7 +367,7 @@ class Head:
                 return
 
     async def _next_change(self, deadline: float) -> bool:
-        """Whether something changed before `deadline` (monotonic)."""
+        """Wait for a change. Return False if none came before `deadline` (monotonic)."""
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                 await self._changed.wait()
@@ -377,9 +377,11 @@ class Head:
 
     async def _lease(self, client: Client, ask: messages.AskLease) -> messages.FromHead:
         if client.lease is not None and client.lease in self.holders:
-            raise LeaseRefused("this connection has a lease already")
+            raise LeaseRefused("this connection already has a lease")
         if ask.duration_s is not None and not 0 < ask.duration_s < 10 * 365 * 86400:
-            raise LeaseRefused(f"{ask.duration_s} is no length of time for a lease, in seconds")
+            raise LeaseRefused(
+                f"duration_s must be above 0 and below ten years (got {ask.duration_s})"
+            )
         await self._until_ready()
         deadline = time.monotonic() + limits.RECOVERY_S
         while True:
@@ -412,7 +414,7 @@ class Head:
         secret = secrets.token_urlsafe(24) if self.standing else ""
         stored = StoredLease(granted, _hash(secret), ask.program, now)
         try:
-            self.store.add_lease(stored, self.table)  # before anybody is told
+            self.store.add_lease(stored, self.table)  # before any node or client hears of it
         except StoreError:
             self.table.release(granted.lease)
             raise
@@ -423,13 +425,13 @@ class Head:
         if not await self._taken(granted):
             self.ends.end_lease(granted.lease, End(Why.NOT_GRANTED))
             client.lease = None
-            raise LeaseRefused("a device of the lease went away at this moment; ask again.")
+            raise LeaseRefused("a device of the lease went away at this moment. Ask again.")
         return messages.Lease(
             granted.lease, granted.epoch, [d for d in devices if d is not None], secret
         )
 
     async def _taken(self, granted: Granted) -> bool:
-        """Whether all device servers have the grant, so that the client may go to them."""
+        """Wait until all device servers have the grant. Return False if one does not get it."""
         deadline = time.monotonic() + limits.GRANT_S
         wanted = {(*s.part, granted.epoch) for s in granted.shares}
         while granted.lease in self.table.leases:
@@ -450,7 +452,7 @@ class Head:
         return self.nodes.grant(share, grant)
 
     def _resume(self, client: Client, ask: messages.Resume) -> messages.FromHead:
-        """A client is back. A late one learns that its lease has ended, and why if that is known."""
+        """Resume a client's lease. A late client gets the reason why it ended, if that is known."""
         ended = self.ends.recent.of(ask.lease)
         if ended is not None and not (
             (ended.epoch, ended.client) == (ask.epoch, client.name)
@@ -481,7 +483,7 @@ class Head:
             if (use.device, use.session) in mine:
                 self.uses[use.device, use.session] = use
 
-    # --- to look at --------------------------------------------------------------------------------
+    # --- status ------------------------------------------------------------------------------------
 
     def status(self) -> messages.PoolStatus:
         sessions = [

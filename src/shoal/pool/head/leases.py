@@ -18,7 +18,6 @@ __all__ = [
     "LeaseRefused",
     "LeaseTable",
     "Lost",
-    "Quota",
     "Request",
     "Share",
 ]
@@ -33,7 +32,7 @@ class Device:
     memory_bytes: int
     kind: str = ""
     node: str = ""
-    present: bool = True  # False: its node is silent; its sessions may run, nobody new gets it
+    present: bool = True  # False: its node is silent; sessions may run, new ones do not start
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,7 @@ class LeaseTable:
         self.devices[number] = Device(number, name, memory_bytes, kind, node)
 
     def absent(self, number: int) -> None:
-        """Its node is silent. Nobody new gets the device until it is there again or lost."""
+        """Note that its node is silent. New leases do not get the device until it returns."""
         if number in self.devices:
             self.devices[number].present = False
 
@@ -191,7 +190,7 @@ class LeaseTable:
         """A node is back with `devices`, whose servers hold `held`.
 
         Returns what they must revoke (late holders: the lease has ended here, or is another one by
-        now) and what leases have lost (nobody holds it there any more).
+        now) and what leases have lost (no worker holds it any more).
         """
         known = {
             Held(s.device, s.session, g.lease, g.epoch)

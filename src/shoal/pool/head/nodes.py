@@ -1,4 +1,4 @@
-"""The nodes of a pool as its head sees them: who is here, what they have, who has gone silent."""
+"""The nodes of a pool as its head sees them: their devices, and which of them are silent."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Node:
 
 
 class Nodes:
-    """Keeps the lease table's devices true to what the agents say."""
+    """Keeps the lease table's devices as the agents report them."""
 
     def __init__(self, table: LeaseTable, store: Store) -> None:
         self.table = table
@@ -49,7 +49,7 @@ class Nodes:
         self.lost: dict[str, float] = {}  # by name: when it was last heard (monotonic)
         self.profiles: dict[
             int, DeviceProfile
-        ] = {}  # by number; agents say them when they say hello
+        ] = {}  # by number; agents report them after their hello
 
     def expect(self, numbers: set[int], now: float) -> None:
         """Devices that leases of an earlier head are on: their nodes have a while to come back."""
@@ -64,7 +64,7 @@ class Nodes:
     def of_device(self, number: int) -> Node | None:
         return next((n for n in self.nodes.values() if number in n.devices), None)
 
-    # --- what agents say ---------------------------------------------------------------------------
+    # --- reports of agents -------------------------------------------------------------------------
 
     def hello(
         self, hello: node_messages.NodeHello, channel: Channel, now: float
@@ -269,5 +269,5 @@ class Nodes:
         ]
 
     def failures(self) -> list[str]:
-        """Device servers that are not running, for those who look for their devices."""
+        """Return why device servers do not run, for people who miss their devices."""
         return [reason for n in self.nodes.values() for reason in n.failures.values()]

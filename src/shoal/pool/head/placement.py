@@ -1,4 +1,4 @@
-"""Which devices a request gets: a pure function of what is free."""
+"""Chooses the devices of a request: a pure function of what is free."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def choose(request: Request, offers: Sequence[Offer], silent: Sequence[str] = ()
     """The devices for `request`, by number. Those with fewest sessions and most free memory first;
     several of one node before the same number from many, as their copies stay inside of it.
 
-    `silent` names devices that nobody gets now because their node is not heard of.
+    `silent` names devices that no lease gets now, because their node is silent.
     """
     check(request)
     if not 1 <= request.count <= limits.DEVICES_PER_LEASE_MAX:

@@ -130,7 +130,7 @@ class Store:
             self.failed_writes += 1
             self.error = str(error)
             raise StoreError(
-                f"the head cannot write its state: {error}. Is the disk full? Look there with: df"
+                f"the head cannot write its state: {error}. Is the disk full? Check with: df"
             ) from None
         self._unwritten.clear()
         self.error = ""

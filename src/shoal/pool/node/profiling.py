@@ -1,4 +1,4 @@
-"""Measures a node's devices while nobody uses them; only the agents of standing pools do.
+"""Measures a node's idle devices; only the agents of standing pools do.
 
 A device is measured once for its hardware, by a process of its own (`shoal.pool.node.probe`) that is a
 client of the device server, with a grant that the agent makes. Leases come first: a grant for a device

@@ -1,4 +1,4 @@
-"""The directory of memory that programs share: who owns it, who has it open, who may write now.
+"""The directory of memory that programs share: its owners, its openers and its writers.
 
 Pure: events in, instructions out. The shell around it (share_server.py) keeps the memory itself.
 """
@@ -14,7 +14,7 @@ from shoal.errors import ShareError
 from shoal.pool.base import limits
 from shoal.pool.wire import share_messages
 
-OWNER = 1  # the number of a share's owner among its participants; 0 is nobody
+OWNER = 1  # the number of a share's owner among its participants; 0 is none
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Share:
         return self.participants[OWNER]
 
     def info(self) -> share_messages.ShareInfo:
-        """What its owner's programs may know of it."""
+        """Return what the owner's programs may know of it."""
         readers = [p.party.pid for n, p in self.participants.items() if n != OWNER]
         holder = self.participants.get(self.holder)
         return share_messages.ShareInfo(
@@ -63,7 +63,7 @@ class Share:
         )  # fmt: skip
 
 
-# --- what the shell is to do -----------------------------------------------------------------------
+# --- instructions for the shell --------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Publish:
 
 @dataclass(frozen=True)
 class Granted:
-    """Tell a participant that waited: it holds the share now."""
+    """Notify a participant that waited: it holds the share now."""
 
     share: str
     participant: int
@@ -84,7 +84,7 @@ class Granted:
 
 @dataclass(frozen=True)
 class Forget:
-    """Let go of a participant's line."""
+    """Close a participant's line."""
 
     share: str
     participant: int
@@ -92,17 +92,17 @@ class Forget:
 
 @dataclass(frozen=True)
 class Revoke:
-    """Write into the control page that it is over, and let go of the share."""
+    """Mark the share as revoked in its control page, and close it."""
 
     share: str
-    waiting: tuple[int, ...]  # those who will not get it
+    waiting: tuple[int, ...]  # participants that will not get it
 
 
 Instruction = Publish | Granted | Forget | Revoke
 
 
 def unknown() -> ShareError:
-    """One answer to every wrong handle: it says nothing about which part of it was wrong."""
+    """Return the one answer to every wrong handle, which does not reveal what was wrong."""
     return ShareError(
         "no such shared memory: its owner has ended or taken it back, it belongs to another client of "
         "the pool, or the handle is not complete. Ask its owner for a new one: shoal.share(tensor)"
@@ -231,8 +231,8 @@ class ShareDirectory:
 
     def _pass_on(self, share: Share) -> list[Instruction]:
         share.holder = share.waiting.popleft() if share.waiting else 0
-        told = [Granted(share.id, share.holder)] if share.holder else []
-        return [Publish(share.id, share.holder), *told]
+        notices = [Granted(share.id, share.holder)] if share.holder else []
+        return [Publish(share.id, share.holder), *notices]
 
     def _known(self, share_id: str, key: str) -> tuple[Share, Participant]:
         share = self.shares.get(share_id)
@@ -243,7 +243,7 @@ class ShareDirectory:
                 return share, participant
         raise unknown()
 
-    # --- to look at ----------------------------------------------------------------------------
+    # --- listing ------------------------------------------------------------------------------
 
     def of(self, client: str) -> list[share_messages.ShareInfo]:
         """What the programs of this client share."""

@@ -44,7 +44,7 @@ class DataPath(msgspec.Struct, frozen=True):
 
 
 class PathMark(msgspec.Struct, frozen=True):
-    """By which two machines see whether a path means the same files (train/file_marks.py)."""
+    """By which two machines see whether a path means the same files (train/data/fingerprints.py)."""
 
     files: Count
     total_bytes: Count
@@ -111,7 +111,7 @@ class WarmData(msgspec.Struct, frozen=True, tag=True):
 
 
 class CloseData(msgspec.Struct, frozen=True, tag=True):
-    """Client → reader: nobody reads this any more."""
+    """Client → reader: close this source."""
 
     source: Count
 

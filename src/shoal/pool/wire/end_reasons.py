@@ -99,7 +99,7 @@ def of_signal(number: int) -> End:
     return End(Why.WORKER_CRASHED if number in _CRASHES else Why.WORKER_KILLED, name)
 
 
-# --- ends that were told a moment ago --------------------------------------------------------------
+# --- recent ends -----------------------------------------------------------------------------------
 
 
 @dataclass

@@ -64,7 +64,7 @@ class AskLease(msgspec.Struct, frozen=True, tag=True):
     fraction: float | None = None  # of each device's memory, instead of memory_bytes
     kind: Annotated[str, Meta(max_length=256)] | None = None  # "a100|v100"
     duration_s: float | None = None  # None: until it is given back
-    program: Annotated[str, Meta(max_length=200)] = ""  # for people who look at the pool
+    program: Annotated[str, Meta(max_length=200)] = ""  # for the pool's status
 
 
 class NetworkEndpoint(msgspec.Struct, frozen=True):
@@ -241,7 +241,7 @@ class Profiles(msgspec.Struct, frozen=True, tag=True):
 
 
 class Measure(msgspec.Struct, frozen=True, tag=True):
-    """Owner → head: measure these devices again, as soon as nobody uses them."""
+    """Owner → head: measure these devices again, when they are idle."""
 
     devices: Annotated[list[Count], Meta(max_length=PROFILES_PER_PAGE)] | None = None  # None: all
 

@@ -155,7 +155,7 @@ class DeviceMeasured(msgspec.Struct, frozen=True, tag=True):
 
 
 class NodeMeasure(msgspec.Struct, frozen=True, tag=True):
-    """Head → agent: measure these again, as soon as nobody uses them."""
+    """Head → agent: measure these again, when they are idle."""
 
     indices: Annotated[list[Device], Meta(max_length=DEVICES_PER_NODE_MAX)]
 

@@ -44,7 +44,7 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
 
 
 # A data connection begins with these eight bytes and the sixteen of a session's `data_id`, in plain:
-# the door passes it to the worker, which demands a certificate and the secret.
+# the device server passes it to the worker, which demands a certificate and the secret.
 DATA_MAGIC = b"SHOALDAT"
 DATA_ID_BYTES = 16
 SECRET_BYTES = 32
@@ -52,13 +52,13 @@ SECRET_BYTES = 32
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
     """Worker → client, with the descriptors of the rings where it is on this machine. Then the op
-    stream begins; where it is elsewhere, on data connections.
+    stream begins; of a remote worker, on data connections.
     """
 
     arena_bytes: Count
     worker_pid: Count
     spill_bytes: Count = 0  # what the session may hold beyond the device's memory
-    data_id: Annotated[bytes, Meta(max_length=DATA_ID_BYTES)] = b""  # empty: there is no door
+    data_id: Annotated[bytes, Meta(max_length=DATA_ID_BYTES)] = b""  # empty: there is no TLS port
     secret: Annotated[bytes, Meta(max_length=SECRET_BYTES)] = b""
     serves_data: bool = False  # the node reads files for sessions (AttachReader)
 
