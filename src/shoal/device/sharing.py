@@ -92,7 +92,7 @@ _parts: weakref.WeakKeyDictionary[leases.Lease, list[_Part]] = weakref.WeakKeyDi
 
 
 def share(tensor: torch.Tensor, mode: share_messages.ShareMode = "read") -> Handle:
-    """Lets other programs of yours on this machine have this tensor's memory: the same bytes, no copy.
+    """Share this tensor's memory with your other programs on this machine, without a copy.
 
     The tensor stays alive and shared until `unshare`, or until this program's lease ends.
 
@@ -142,7 +142,7 @@ def share(tensor: torch.Tensor, mode: share_messages.ShareMode = "read") -> Hand
 
 
 def open(handle: str) -> torch.Tensor:
-    """The tensor that another program of yours shares: its memory itself, on `torch.device("shoal")`.
+    """Return the tensor that another program of yours shares, on `torch.device("shoal")`.
 
     It stays open until the tensor is freed. If its owner ends or takes it back, using it raises
     `shoal.ShareRevokedError`. A program without a lease gets one of the handle's pool.
@@ -179,7 +179,7 @@ def open(handle: str) -> torch.Tensor:
 
 
 def unshare(what: str | torch.Tensor) -> None:
-    """Takes back what this program shares. It keeps the tensor; with the others it ends.
+    """Stop sharing a tensor. This program keeps it; the others lose it.
 
     Of an exclusive share, `acquire` it first if what another program is writing matters.
 
@@ -213,7 +213,7 @@ class Acquired:
 
 
 def acquire(what: str | torch.Tensor, *, timeout_s: float = limits.ACQUIRE_S) -> Acquired:
-    """Waits until this program has an exclusive share for itself, in the order of asking.
+    """Wait until this program holds an exclusive share, in the order of asking.
 
     Args:
         what: its handle, or the tensor from `shoal.share` or `shoal.open`.
@@ -237,7 +237,7 @@ def acquire(what: str | torch.Tensor, *, timeout_s: float = limits.ACQUIRE_S) ->
 
 
 def release(what: str | torch.Tensor) -> None:
-    """Lets other programs have an exclusive share, once all that was sent to the device is done.
+    """Let other programs hold an exclusive share, once all work sent to the device is done.
 
     >>> handle = shoal.share(weights, mode="exclusive")   # this program holds it
     >>> shoal.release(handle)
@@ -259,7 +259,7 @@ def _release(part: _Part) -> None:
 
 
 def shares() -> list[share_messages.ShareInfo]:
-    """What your programs share on this machine with the nodes of this program's lease.
+    """List what your programs share on this machine, on the nodes of this program's lease.
 
     >>> for share in shoal.shares():
     ...     print(share.owner_pid, share.bytes, share.mode, share.readers)
@@ -302,7 +302,7 @@ def _is_here(device: messages.GrantedDevice) -> bool:
 
 
 def _local_member(lease: leases.Lease, index: int) -> int:
-    """The member device where shared memory of device `index` lies."""
+    """Return the member device that holds shared memory of device `index`."""
     near = enumerate(zip(lease.granted, lease.by_network, strict=True))
     here = [i for i, (device, by_network) in near if _is_here(device) and not by_network]
     if index > 0 and len(lease.granted) > 1:
@@ -340,7 +340,7 @@ def _lease_for(name: _Name) -> leases.Lease:
 
 
 def _device_for(lease: leases.Lease, name: _Name) -> messages.GrantedDevice:
-    """A device of the lease on the node where the memory is."""
+    """Return a device of the lease on the node where the memory is."""
     for device in lease.granted:
         if _place_of(device) != name.place:
             continue
@@ -371,7 +371,7 @@ def _check_layout(layout: share_messages.ShareLayout, size: int) -> torch.dtype:
 
 
 def _part_of(what: str | torch.Tensor, *, owned: bool = False) -> _Part:
-    """This program's part in a share, by handle or tensor."""
+    """Return this program's part in a share, by handle or tensor."""
     lease = leases.current()
     parts = _parts.get(lease, []) if lease is not None else []
     if isinstance(what, torch.Tensor):
@@ -403,7 +403,7 @@ def _ask(
     *,
     timeout_s: float = limits.ANSWER_S,
 ) -> tuple[Answer, list[int]]:
-    """One request to a share server. ShareError if it refuses or does not answer."""
+    """Send one request to a share server. Raise ShareError if it refuses or does not answer."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     inbox = frames.Inbox(fds_max=3)
     try:

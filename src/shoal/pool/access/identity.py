@@ -35,7 +35,7 @@ def key_pem(key: ec.EllipticCurvePrivateKey) -> str:
 
 
 def request_pem(key: ec.EllipticCurvePrivateKey) -> str:
-    """A request to certify `key`: it proves that the sender has it. Names in it are not looked at."""
+    """Return a request to certify `key`, which proves possession of it. The head ignores its names."""
     builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
 
@@ -56,7 +56,7 @@ class Authority:
 
     @classmethod
     def open(cls, directory: Path, pool: str) -> Authority:
-        """The authority in `directory`; made there if there is none."""
+        """Open the authority in `directory`, or make one there."""
         path = directory / "authority.pem"
         if path.exists():
             paths.check_private(path)
@@ -83,7 +83,7 @@ class Authority:
         return self._certificate.public_bytes(serialization.Encoding.PEM).decode()
 
     def sign_request(self, request: str, role: str, name: str) -> Issued:
-        """A certificate for the key in a PKCS #10 request, with the role and name that we choose."""
+        """Certify the key in a PKCS #10 request, with the role and name that the head chooses."""
         try:
             parsed = x509.load_pem_x509_csr(request.encode())
             public = parsed.public_key()
@@ -125,7 +125,7 @@ class Authority:
         )
 
     def own_identity(self, directory: Path, role: str, name: str, now: float) -> Identity:
-        """The identity of one of the head's own processes, made anew when it is about to end."""
+        """Return the identity of one of the head's own processes; renew it before it expires."""
         path = directory / f"{role}.pem"
         if path.exists():
             kept = Identity.load(path)

@@ -22,7 +22,7 @@ FAILED = b"failed "
 
 
 def die_with_parent_thread() -> None:
-    """The kernel kills this process when the thread that started it ends.
+    """Have the kernel kill this process when the thread that started it ends.
 
     Only right where that thread is its process's main one.
     """
@@ -43,7 +43,7 @@ def report_failure(reason: str) -> None:
 
 
 def start_problem(error: BaseException) -> str:
-    """Why a part of a pool cannot start, for `report_failure`."""
+    """Return why a process of a pool cannot start, for `report_failure`."""
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         return (
             "another pool or node of this user has the same name on this machine, with its state in "
@@ -53,7 +53,7 @@ def start_problem(error: BaseException) -> str:
 
 
 def failure_in(report: bytes) -> str | None:
-    """What `report_failure` said, if it did."""
+    """Return the reason in a report of `report_failure`, or None for another report."""
     if not report.startswith(FAILED):
         return None
     return report.removeprefix(FAILED).decode(errors="replace").strip()
@@ -74,7 +74,7 @@ class Backoff:
 
 
 def watch(pid: int) -> int:
-    """A descriptor that becomes readable when the process has ended.
+    """Return a descriptor that becomes readable when the process has ended.
 
     A pipe would not do: children that the process forks inherit its ends and keep them open.
     """
@@ -97,7 +97,7 @@ def has_ended(pidfd: int) -> bool:
 
 
 def exit_reason(status: int) -> str:
-    """What `status` of a child says, in words."""
+    """Describe a child's exit status in words."""
     if status < 0:
         return f"it was killed by {signal.Signals(-status).name}"
     return f"it ended with exit code {status}"
@@ -111,7 +111,7 @@ def peer_credentials(connection: socket.socket) -> tuple[int, int]:
 
 
 def check_same_user(connection: socket.socket) -> None:
-    """Sockets of a pool on one machine are for the user who started it."""
+    """Raise ProtocolError unless the peer is of the pool's own user, or root."""
     _, uid = peer_credentials(connection)
     if uid not in (os.getuid(), 0):
         raise ProtocolError("this pool belongs to another user of the machine")

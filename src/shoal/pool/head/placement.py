@@ -57,7 +57,7 @@ class Offer:
     sessions: int
 
     def share_bytes(self, request: Request) -> int:
-        """What `request` would take of this device; 0 if that is not free."""
+        """Return the bytes that `request` would take of this device; 0 if they are not free."""
         if request.fraction is not None:
             wanted = max(1, int(self.memory_bytes * request.fraction))
         elif request.memory_bytes is not None:
@@ -68,7 +68,7 @@ class Offer:
 
 
 def check(request: Request) -> None:
-    """Refuses what no pool could grant."""
+    """Refuse what no pool could grant."""
     if request.memory_bytes is not None and request.memory_bytes < 1:
         raise LeaseRefused(f"{request.memory_bytes} bytes were asked for. Ask for at least one.")
     if request.memory_bytes is not None and request.fraction is not None:
@@ -86,7 +86,7 @@ def check(request: Request) -> None:
 
 
 def kinds(text: str) -> list[str]:
-    """The alternatives of "a100|v100", in lower case."""
+    """Return the alternatives of "a100|v100", in lower case."""
     return [part.strip().lower() for part in text.split("|") if part.strip()]
 
 
@@ -134,7 +134,7 @@ def _refused(
     fitting: Sequence[Offer],
     silent: Sequence[str],
 ) -> LeaseRefused:
-    """Says of every device that the request cannot have why, and all that would change it."""
+    """Return a refusal with the reason for every device, and what would change it."""
     asked, were = (
         ("1 device", "was") if request.count == 1 else (f"{request.count} devices", "were")
     )

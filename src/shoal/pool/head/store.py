@@ -112,7 +112,7 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """A change that is on the disk afterwards, behind all that waited. Raises StoreError."""
+        """Commit a change to disk, behind all that waited. Raise StoreError if that fails."""
         try:
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -168,7 +168,7 @@ class Store:
     # --- leases ------------------------------------------------------------------------------------
 
     def add_lease(self, stored: StoredLease, table: LeaseTable) -> None:
-        """A new lease, with the table's counters after it."""
+        """Write a new lease, with the table's counters after it."""
         granted = stored.granted
         row = (granted.lease, granted.epoch, granted.client, stored.secret, stored.program)
         with self._transaction() as db:
@@ -185,7 +185,7 @@ class Store:
             self._audit(db, stored.since, granted.client, "grant", detail)
 
     def end_lease(self, lease: int, client: str, end: End, now: float) -> Note:
-        """A lease has ended. Never fails: see _write."""
+        """Write the end of a lease. Never fails: see _write."""
         note = Note(now, client, "end", f"lease {lease}", end)
 
         def write(db: sqlite3.Connection) -> None:
@@ -196,7 +196,7 @@ class Store:
         return note
 
     def lose(self, one: Lost, end: End, now: float) -> Note:
-        """Shares are gone; a lease that has none left has ended. Never fails: see _write."""
+        """Write the loss of shares; it ends a lease without any left. Never fails: see _write."""
         what = f"lease {one.lease}: {_describe(one.shares)}"
         note = Note(now, "head", "end" if one.ended else "lose", what, end)
 
@@ -213,7 +213,7 @@ class Store:
         return note
 
     def correct(self, note: Note) -> None:
-        """The reason of an end is another than was thought at first. Never fails: see _write."""
+        """Write the corrected reason of an end. Never fails: see _write."""
 
         def write(db: sqlite3.Connection) -> None:
             row = (_short(note.detail), note.row)
@@ -246,7 +246,7 @@ class Store:
     # --- devices -----------------------------------------------------------------------------------
 
     def device_number(self, node: str, name: str) -> int:
-        """The number of a device: the same whenever it comes back."""
+        """Return the number of a device, the same whenever it comes back."""
         with self._transaction() as db:
             found = db.execute(
                 "SELECT number FROM devices WHERE node = ? AND name = ?", (node, name)
@@ -285,7 +285,7 @@ class Store:
         ]
 
     def add_client(self, client: StoredClient, code_id: str | None, now: float) -> None:
-        """A client or node that has joined; the code that it used is gone with the same commit."""
+        """Write a client or node that joined, and delete its code in the same commit."""
         quota = client.quota
         with self._transaction() as db:
             if code_id is not None:
@@ -298,7 +298,7 @@ class Store:
             self._audit(db, now, client.name, "join", f"{client.role}, code {code_id}")
 
     def revoke_client(self, name: str, now: float) -> None:
-        """A client or node is no longer welcome. Never fails: see _write."""
+        """Write that a client or node is revoked. Never fails: see _write."""
 
         def write(db: sqlite3.Connection) -> None:
             done = db.execute(
@@ -331,7 +331,7 @@ class Store:
             self._write(write)
 
     def read_audit(self, count: int) -> list[tuple[float, str, str, str]]:
-        """The newest entries, oldest first."""
+        """Return the newest entries, oldest first."""
         rows = self._db.execute(
             "SELECT at, actor, action, detail FROM audit ORDER BY id DESC LIMIT ?", (count,)
         ).fetchall()

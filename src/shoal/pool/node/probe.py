@@ -22,7 +22,7 @@ from shoal.pool.node.profiling import Found, Job
 
 
 def run(job: Job) -> None:
-    """Measures what the job asks for."""
+    """Measure what the job asks for."""
     with shoal.connect(job.url, devices=job.devices) as lease:
         for position in job.measure:
             _say(_device(lease, position))

@@ -48,7 +48,7 @@ class ProfileCache:
 
     @classmethod
     def open(cls, path: Path) -> ProfileCache:
-        """What the file holds, or nothing."""
+        """Return the contents of the file, or an empty cache."""
         cache = cls(path)
         try:
             with path.open("rb") as file:

@@ -83,7 +83,7 @@ class Plan:
 
 
 def identity(server: Server) -> str:
-    """Of the hardware behind a device server that is ready."""
+    """Identify the hardware behind a device server that is ready."""
     assert server.ready is not None
     spec, ready = server.spec, server.ready
     return identity_of(ready.hardware, spec.device, ready.threads, spec.speed, _torch_version())
@@ -96,12 +96,12 @@ def _torch_version() -> str:
 
 
 def share_hardware(one: DeviceSpec, other: DeviceSpec) -> bool:
-    """Whether work on one of them slows the other down."""
+    """Return whether work on one of them slows the other down."""
     return one.device == other.device
 
 
 def plan(servers: Sequence[Server], cache: ProfileCache, wanted: set[str]) -> Plan | None:
-    """What can be measured now and is not known, or is `wanted` (identities) anew."""
+    """Return what to measure now: idle devices that are unknown or `wanted` (identities)."""
     up = [s for s in servers if s.ready is not None and not s.ended]
     busy = [s.spec for s in up if s.held]
     idle = [s for s in up if not any(share_hardware(s.spec, spec) for spec in busy)]
@@ -156,7 +156,7 @@ class Profiler:
         self._probe: asyncio.subprocess.Process | None = None
 
     def profile(self, server: Server) -> DeviceProfile | None:
-        """What is known of a device, under its own name and with its own links."""
+        """Return the profile of a device, under its own name and with its own links."""
         if server.ready is None:
             return None
         mine = identity(server)
@@ -183,7 +183,7 @@ class Profiler:
                 self._report(server.index, known)
 
     def refresh(self, indices: set[int]) -> None:
-        """These are to be measured again, as soon as they are idle."""
+        """Have these devices measured again, when they are idle."""
         for server in self._servers():
             if server.index in indices and server.ready is not None:
                 mine = identity(server)
@@ -195,12 +195,12 @@ class Profiler:
         self._changed.set()
 
     def changed(self) -> None:
-        """A device or a session came or went."""
+        """Note that a device or a session came or went."""
         self._quiet_from = time.monotonic()
         self._changed.set()
 
     def make_way(self, server: Server) -> None:
-        """A lease is about to start on this device: what is measured on its hardware is given up."""
+        """Give up a measurement on the hardware of this device: a lease is about to start."""
         running = self._plan
         if running is not None and any(
             share_hardware(s.spec, server.spec) for s in running.servers
@@ -209,7 +209,7 @@ class Profiler:
         self.changed()
 
     def _stop(self, running: Plan) -> None:
-        """Ends the probe; what the device servers hear after this finds their devices free."""
+        """End the probe. Later messages to the device servers find their devices free."""
         self._plan = None
         for server in running.servers:
             if server.channel is not None and not server.ended:
@@ -221,7 +221,7 @@ class Profiler:
     # --- the work ----------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Measures whatever is to be measured, for as long as the agent lives."""
+        """Measure devices, for as long as the agent lives."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -256,7 +256,7 @@ class Profiler:
             _log.warning("the devices could not be measured: %s", problem)
 
     async def _run_probe(self, following: Plan) -> str:
-        """Starts a probe, grants it the devices and takes what it finds. Returns what went wrong."""
+        """Start a probe, grant it the devices and keep its results. Return what went wrong."""
         probe_id = f"{self._pool_id}/probe-{secrets.token_hex(8)}"
         job = Job(
             LOCAL_PREFIX + probe_id, len(following.servers), following.measure, following.pairs
@@ -281,7 +281,7 @@ class Profiler:
                     (await granting).abort()
 
     async def _grant(self, listener: socket.socket, following: Plan) -> Channel:
-        """Is the head to the probe: hands it the devices, by grants of the agent's own."""
+        """Act as the probe's head: lease it the devices, by grants of the agent's own."""
         sock, _ = await asyncio.get_running_loop().sock_accept(listener)
         process.check_same_user(sock)
         channel = await open_channel(sock)
@@ -319,7 +319,7 @@ class Profiler:
         return problem or (process.exit_reason(status) if status else "")
 
     def _keep(self, found: Found, servers: Sequence[Server]) -> None:
-        """Takes a result into the cache and tells of every device that it is about."""
+        """Keep a result in the cache, and report every device that it concerns."""
         target = servers[found.target]
         mine = identity(target)
         if found.profile is not None:

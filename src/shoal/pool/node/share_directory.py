@@ -129,7 +129,7 @@ class ShareDirectory:
         party: Party,
         request: share_messages.ShareCreate,
     ) -> Share:
-        """A new share of `party`, which holds it if it is exclusive."""
+        """Add a share of `party`, which holds it if it is exclusive."""
         if share_id in self.shares:
             raise ShareError("this share exists already")
         owned = sum(_same_lease(s.owner.party, party) for s in self.shares.values())
@@ -166,7 +166,7 @@ class ShareDirectory:
         return participant
 
     def left(self, share_id: str, number: int) -> list[Instruction]:
-        """A participant is gone. With its owner, the share is."""
+        """Note that a participant is gone. The share ends with its owner."""
         share = self.shares.get(share_id)
         if share is None or number not in share.participants:
             return []
@@ -179,12 +179,12 @@ class ShareDirectory:
         return [Forget(share_id, number), *given_back]
 
     def end(self, share_id: str, key: str) -> list[Instruction]:
-        """A participant says that it is done; the owner thereby takes the memory back."""
+        """End a participation. The share ends if it is its owner's."""
         share, participant = self._known(share_id, key)
         return self.left(share.id, participant.number)
 
     def lease_ended(self, lease: int, epoch: int) -> list[Instruction]:
-        """What a lease owned that is over is taken back at once.
+        """Revoke the shares that an ended lease owned.
 
         What it had opened goes when its worker does: a holder that still runs must not be overtaken.
         """
@@ -202,7 +202,7 @@ class ShareDirectory:
     # --- one at a time -------------------------------------------------------------------------
 
     def acquire(self, share_id: str, key: str) -> tuple[int, list[Instruction]]:
-        """The participant wants the share for itself. It holds it when `Granted` comes."""
+        """Queue a participant for the share. It holds it when `Granted` comes."""
         share, participant = self._known(share_id, key)
         number = participant.number
         if share.mode != "exclusive":
@@ -217,13 +217,13 @@ class ShareDirectory:
         return number, self._pass_on(share) if share.holder == 0 else []
 
     def give_up(self, share_id: str, number: int) -> None:
-        """A participant does not want to wait any longer."""
+        """Remove a participant from the queue."""
         share = self.shares.get(share_id)
         if share is not None and number in share.waiting:
             share.waiting.remove(number)
 
     def release(self, share_id: str, key: str) -> list[Instruction]:
-        """The participant lets go; the next in the queue has it. Others have nothing to let go of."""
+        """Pass the share to the next in the queue, if this participant holds it."""
         share, participant = self._known(share_id, key)
         if participant.number in share.waiting:
             share.waiting.remove(participant.number)
@@ -246,7 +246,7 @@ class ShareDirectory:
     # --- listing ------------------------------------------------------------------------------
 
     def of(self, client: str) -> list[share_messages.ShareInfo]:
-        """What the programs of this client share."""
+        """List what the programs of this client share."""
         return [s.info() for s in self.shares.values() if s.owner.party.client == client]
 
 

@@ -323,5 +323,5 @@ FROM_HEAD: Decoder[FromHead] = Decoder(FromHead)
 
 
 def refusal(reason: str) -> Refusal:
-    """A refusal whose text fits its frame."""
+    """Return a refusal whose text fits its frame."""
     return Refusal(reason[:TEXT_CHARS_MAX])

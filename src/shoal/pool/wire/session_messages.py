@@ -119,7 +119,7 @@ FROM_READER: Decoder[FromReader] = Decoder(FromReader)
 
 
 def our_versions() -> Versions:
-    """The versions of this process. Does not import torch: a CPU device's server does without."""
+    """Return this process's versions, without importing torch."""
     import shoal
     from shoal import _core
 
@@ -127,7 +127,7 @@ def our_versions() -> Versions:
 
 
 def version_mismatch(client: Versions, server: Versions) -> str | None:
-    """Why these two cannot work together, or None."""
+    """Return why these two cannot work together, or None."""
     if client == server:
         return None
     return (
