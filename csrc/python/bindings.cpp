@@ -30,15 +30,15 @@ struct NamedError : torch::PyTorchError {
   PyObject* type;
 };
 
-// What the pool says of a device that was lost; waits a moment for it.
+// Returns the pool's reason for the loss of a device, after a short wait.
 PyObject* g_explain_loss = nullptr;
 
 struct LostError final : NamedError {
   explicit LostError(client::LostDevice device)
       : NamedError(device.text(device.reason), g_errors.device_lost), lost(std::move(device)) {}
 
-  // Torch, and we below, ask for the text where the error becomes Python's: with the GIL, and
-  // without any lock of ours. Whoever asks elsewhere gets what this program saw by itself.
+  // Torch and the translator below ask for the text when the error becomes Python's: with the GIL
+  // and without any lock of ours. Any other caller gets what this program saw by itself.
   const char* what() const noexcept override {
     if (!explained && g_explain_loss != nullptr && Py_IsInitialized() != 0 &&
         PyGILState_Check() != 0) {

@@ -229,9 +229,7 @@ def test_two_devices_copy_from_one_another(pool: StandingPool) -> None:
 
 
 @pytest.mark.parametrize("layout", [{"groups": 2}, {"groups": 1, "devices": 2}])
-def test_worker_groups_train_on_remote_devices(
-    pool: StandingPool, layout: dict[str, int]
-) -> None:
+def test_worker_groups_train_on_remote_devices(pool: StandingPool, layout: dict[str, int]) -> None:
     """Gradients and activations cross; remote processes cannot be inspected, and need not be."""
     import shoal.train
     from tests.train.models import KINDS, adamw, made

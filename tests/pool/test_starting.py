@@ -238,7 +238,4 @@ def test_a_head_that_is_started_again_says_when_and_why(tmp_path: Path) -> None:
     finally:
         pool.process.terminate()
         err = pool.process.communicate(timeout=20)[1]
-    assert (
-        " WARNING supervisor: the head has ended; the supervisor starts it again: it was killed"
-        in err
-    )
+    assert " WARNING supervisor: the head has ended; it starts again: it was killed" in err
