@@ -54,6 +54,7 @@ REASONS_SHOWN_MAX = 8  # in the text of a refusal
 AUDIT_ENTRIES_MAX = 100_000
 UNWRITTEN_NOTES_MAX = 10_000  # of the audit log; the rest of the state is bounded by what exists
 METRICS_REQUEST_BYTES_MAX = 8 * 1024
+STORE_BUSY_S = 5.0  # while another process reads the state
 
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 365

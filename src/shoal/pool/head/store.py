@@ -85,7 +85,9 @@ class Store:
         self.failed_writes = 0
         self.error = ""  # of the last write; empty: it went well
         try:
-            self._db = sqlite3.connect(path or ":memory:", isolation_level=None, timeout=5)
+            self._db = sqlite3.connect(
+                path or ":memory:", isolation_level=None, timeout=limits.STORE_BUSY_S
+            )
             if path is not None:
                 path.chmod(0o600)
             self._prepare()
