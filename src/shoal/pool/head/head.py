@@ -8,10 +8,7 @@ pool's head keeps its state in a file; it may end and start again at any moment,
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import os
-import secrets
 import time
 from typing import assert_never
 
@@ -20,10 +17,11 @@ from shoal.errors import ProtocolError
 from shoal.pool.access.codes import JoinRefused
 from shoal.pool.base import limits
 from shoal.pool.head.enrolment import Enrolment
-from shoal.pool.head.leases import Granted, LeaseRefused, LeaseTable, Request, Share
+from shoal.pool.head.granting import Changes, Granting
+from shoal.pool.head.leases import LeaseRefused, LeaseTable
 from shoal.pool.head.nodes import Node, Nodes
 from shoal.pool.head.session_ends import Client, Endings, Holder
-from shoal.pool.head.store import Store, StoredLease, StoreError
+from shoal.pool.head.store import Store, StoreError
 from shoal.pool.wire import join_messages, messages, node_messages
 from shoal.pool.wire.channel import Channel
 from shoal.pool.wire.end_reasons import End, Why
@@ -50,20 +48,16 @@ class Head:
         self.listen = listen
         self.table = table or LeaseTable()
         self.nodes = Nodes(self.table, store)
-        self.ends = Endings(self.table, self.nodes, store, self._change)
+        self.changes = Changes()
+        self.ends = Endings(self.table, self.nodes, store, self.changes.notify)
+        self.granting = Granting(
+            self.table, self.nodes, store, self.ends, self.changes, standing=standing
+        )
         self.holders = self.ends.holders
         self.uses = self.ends.uses
         self.connections: dict[str, set[Channel]] = {}  # by name, of those with a certificate
         self.started = time.time()
-        self.counts = {
-            "leases_granted": 0,
-            "leases_refused": 0,
-            "nodes_lost": 0,
-            "state_writes_failed": 0,
-        }
-        self._changed = asyncio.Event()
-        # Device, session, epoch; until the client has its lease.
-        self._taken_grants: set[tuple[int, int, int]] = set()
+        self.nodes_lost = 0
         self._restore()
 
     def _restore(self) -> None:
@@ -86,24 +80,19 @@ class Head:
             now = time.monotonic()
             for node in self.nodes.silent(now):
                 lost = self.nodes.lose(node)
-                self.counts["nodes_lost"] += 1
+                self.nodes_lost += 1
                 end = End(Why.NODE_LOST, node.name)
                 self.store.write_audit(time.time(), node.name, "node lost", end.text)
                 self.ends.report_lost(lost, end)
-                self._change()
+                self.changes.notify()
             for lease, holder in list(self.holders.items()):
                 if holder.deadline is not None and holder.deadline < now:
                     self.ends.end_lease(lease, End(Why.CLIENT_AWAY))
-            epochs = {g.epoch for g in self.table.leases.values()}
-            self._taken_grants = {t for t in self._taken_grants if t[2] in epochs}
+            self.granting.forget_ended()
             for lease in self.table.expired(time.time()):
                 self.ends.end_lease(lease, End(Why.EXPIRED))
             self.ends.recent.forget_old(now)
             self.store.retry()
-
-    def _change(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
 
     # --- connections -------------------------------------------------------------------------------
 
@@ -176,7 +165,7 @@ class Head:
         channel.send(node_messages.NodeWelcome(self.pool, limits.BEAT_S if self.standing else 0.0))
         for one in lost:
             self.ends.report_lost([one], self.nodes.why_lost(node, hello, one))
-        self._change()
+        self.changes.notify()
         if not self.standing:
             node.heard = float("inf")  # its connection is watched instead of beats
         try:
@@ -193,7 +182,7 @@ class Head:
             self.nodes.disconnected(node, time.monotonic())
             for holder in list(self.holders.values()):
                 self.ends.answer_missed(holder)
-            self._change()
+            self.changes.notify()
 
     def _hear_node(self, node: Node, message: node_messages.FromNode) -> None:
         match message:
@@ -202,8 +191,8 @@ class Head:
                 return
             case node_messages.NodeGranted(index, session, epoch):
                 if index in node.numbers:  # else it has just ended, and the grant with it
-                    self._taken_grants.add((node.numbers[index], session, epoch))
-                self._change()
+                    self.granting.taken.add((node.numbers[index], session, epoch))
+                self.changes.notify()
                 return
             case node_messages.DeviceMeasured():
                 self.nodes.measured(node, message)
@@ -223,7 +212,7 @@ class Head:
             case _:
                 assert_never(message)
         self.ends.report_lost(lost, end)
-        self._change()
+        self.changes.notify()
 
     # --- clients -----------------------------------------------------------------------------------
 
@@ -254,16 +243,16 @@ class Head:
     ) -> messages.FromHead | None:
         match message:
             case messages.Describe():
-                await self._until_ready()
+                await self.granting.until_ready()
                 return messages.PoolInfo(self.nodes.infos())
             case messages.AskStatus():
                 return self.status()
             case messages.AskProfiles(first):
                 return self.nodes.profiles_from(first)
             case messages.AskLease():
-                return await self._lease(client, message)
+                return await self.granting.lease(client, message)
             case messages.Resume():
-                return self._resume(client, message)
+                return self.granting.resume(client, message)
             case messages.Beat():
                 self._note_use(client, message)
                 return messages.Beat()
@@ -354,128 +343,6 @@ class Head:
             holder.channel = None
             holder.deadline = time.monotonic() + limits.RESUME_S
 
-    # --- leases ------------------------------------------------------------------------------------
-
-    async def _until_ready(self) -> None:
-        """Wait while an embedded pool's devices start, to choose from all of them.
-
-        In a standing pool a request does not wait for a node that is starting.
-        """
-        deadline = time.monotonic() + limits.START_WAIT_S
-        while not self.standing and (self.nodes.starting or not self.nodes.nodes):
-            if not await self._next_change(deadline):
-                return
-
-    async def _next_change(self, deadline: float) -> bool:
-        """Wait for a change. Return False if none came before `deadline` (monotonic)."""
-        try:
-            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                await self._changed.wait()
-        except TimeoutError:
-            return False
-        return True
-
-    async def _lease(self, client: Client, ask: messages.AskLease) -> messages.FromHead:
-        if client.lease is not None and client.lease in self.holders:
-            raise LeaseRefused("this connection already has a lease")
-        if ask.duration_s is not None and not 0 < ask.duration_s < 10 * 365 * 86400:
-            raise LeaseRefused(
-                f"duration_s must be above 0 and below ten years (got {ask.duration_s})"
-            )
-        await self._until_ready()
-        deadline = time.monotonic() + limits.RECOVERY_S
-        while True:
-            try:
-                return await self._grant(client, ask)
-            except LeaseRefused as refused:
-                # A device server or agent that just ended is back in a moment.
-                recovering = self.standing and self._recovering()
-                if not recovering or not await self._next_change(deadline):
-                    self.counts["leases_refused"] += 1
-                    refused.reasons[:0] = self.nodes.failures()
-                    return messages.refusal(str(refused))
-
-    def _recovering(self) -> bool:
-        nodes = self.nodes.nodes.values()
-        return any(n.channel is None or n.starting or n.failures for n in nodes) or not nodes
-
-    async def _grant(self, client: Client, ask: messages.AskLease) -> messages.Lease:
-        now = time.time()
-        request = Request(
-            count=1 if ask.devices is None else ask.devices,
-            memory_bytes=ask.memory_bytes,
-            fraction=ask.fraction,
-            kind=ask.kind,
-            client=client.name,
-            until=None if ask.duration_s is None else now + ask.duration_s,
-            avoid=frozenset(ask.sessions_in_use),
-        )
-        granted = self.table.grant(request)
-        secret = secrets.token_urlsafe(24) if self.standing else ""
-        stored = StoredLease(granted, _hash(secret), ask.program, now)
-        try:
-            self.store.add_lease(stored, self.table)  # before any node or client hears of it
-        except StoreError:
-            self.table.release(granted.lease)
-            raise
-        self.holders[granted.lease] = Holder(stored, client.channel)
-        client.lease = granted.lease
-        self.counts["leases_granted"] += 1
-        devices = [self._grant_share(granted, share) for share in granted.shares]
-        if not await self._taken(granted):
-            self.ends.end_lease(granted.lease, End(Why.NOT_GRANTED))
-            client.lease = None
-            raise LeaseRefused("a device of the lease went away at this moment. Ask again.")
-        return messages.Lease(
-            granted.lease, granted.epoch, [d for d in devices if d is not None], secret
-        )
-
-    async def _taken(self, granted: Granted) -> bool:
-        """Wait until all device servers have the grant. Return False if one does not get it."""
-        deadline = time.monotonic() + limits.GRANT_S
-        wanted = {(*s.part, granted.epoch) for s in granted.shares}
-        while granted.lease in self.table.leases:
-            if len(self.table.leases[granted.lease].shares) < len(granted.shares):
-                return False
-            if wanted <= self._taken_grants:
-                self._taken_grants -= wanted
-                return True
-            if not await self._next_change(deadline):
-                return False
-        return False
-
-    def _grant_share(self, granted: Granted, share: Share) -> messages.GrantedDevice | None:
-        token = secrets.token_urlsafe(24)
-        grant = node_messages.Grant(
-            token, share.session, share.memory_bytes, granted.lease, granted.epoch, granted.client
-        )
-        return self.nodes.grant(share, grant)
-
-    def _resume(self, client: Client, ask: messages.Resume) -> messages.FromHead:
-        """Resume a client's lease. A late client gets the reason why it ended, if that is known."""
-        ended = self.ends.recent.of(ask.lease)
-        if ended is not None and not (
-            (ended.epoch, ended.client) == (ask.epoch, client.name)
-            and hmac.compare_digest(ended.secret, _hash(ask.secret))
-        ):
-            ended = None
-        try:
-            granted = self.table.resume(ask.lease, ask.epoch, client.name)
-        except LeaseRefused as refused:
-            if ended is not None and ended.parts:
-                parts = list(ended.parts)
-                return messages.SessionsLost(parts, ended.parts[parts[-1]])
-            return messages.refusal(str(refused))
-        holder = self.holders[ask.lease]
-        if not hmac.compare_digest(holder.stored.secret, _hash(ask.secret)):
-            raise ProtocolError("the lease is another program's")
-        holder.channel, holder.deadline = client.channel, None
-        client.lease = ask.lease
-        gone = ended.parts.items() if ended is not None else ()
-        return messages.Resumed(
-            [s.part for s in granted.shares], [messages.PartEnded(p, end) for p, end in gone]
-        )
-
     def _note_use(self, client: Client, beat: messages.Beat) -> None:
         granted = self.table.leases.get(client.lease) if client.lease is not None else None
         mine = {s.part for s in granted.shares} if granted else set()
@@ -510,12 +377,16 @@ class Head:
             self._state(),
         )
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Counters since the head started."""
+        return {
+            **self.granting.counts,
+            "nodes_lost": self.nodes_lost,
+            "state_writes_failed": self.store.failed_writes,
+        }
+
     def _state(self) -> messages.StateInfo:
         store = self.store
-        self.counts["state_writes_failed"] = store.failed_writes
         error = store.error[: limits.TEXT_CHARS_MAX]
         return messages.StateInfo(store.failed_writes, store.unwritten, error, store.free_bytes())
-
-
-def _hash(secret: str) -> str:
-    return hashlib.sha256(b"shoal lease " + secret.encode()).hexdigest()
