@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SKIPPED = "not conformance and not fill_the_machines_memory and not is_not_hoarded"
 #: Both ends of the data connections: lanes, hostile clients, hostile workers.
 NETWORK = [
-    "tests/pool/test_elsewhere.py",
+    "tests/pool/test_remote.py",
     "tests/fault/test_data_connections.py",
     "tests/fault/test_hostile_workers.py",
 ]

@@ -41,7 +41,7 @@ bool isInternal(const char* file) {
   return path.rfind("<frozen", 0) == 0;
 }
 
-// Looks the code up; the first time it needs the GIL to keep the object.
+// Looks the code object up. The first time, this takes the GIL to keep a reference.
 const Known* know(PyCodeObject* code) {
   size_t at = slotOf(code);
   for (size_t probes = 0; probes < 64; ++probes, at = (at + 1) % kKnownMax) {

@@ -51,7 +51,7 @@ struct Interruption : torch::PyTorchError, client::Interrupted {
     }
     return type;
   }
-  PyObject* type;  // null: KeyboardInterrupt, and Python still has to be told
+  PyObject* type;  // null: KeyboardInterrupt, which Python does not know of yet
 };
 
 bool isMainThread() {
@@ -91,7 +91,7 @@ bool mainThreadAnswers() {
     (*mine)->store(true);
     return 0;
   };
-  if (Py_AddPendingCall(answer, passed) != 0) {  // its queue is full: look again later
+  if (Py_AddPendingCall(answer, passed) != 0) {  // its queue is full: try again later
     delete passed;
     return true;
   }
@@ -125,7 +125,7 @@ uint64_t interruptsSeen() {
 void checkSignals(uint64_t& seen) {
   if (isMainThread()) return checkMainThread();
   if (PyGILState_Check() != 0) {
-    // A main thread that wants the GIL to look for signals may hold what this one waits for.
+    // A main thread that wants the GIL to check signals may hold a lock that this one waits for.
     const py::gil_scoped_release let_others;
     sched_yield();
   }

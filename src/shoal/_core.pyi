@@ -1,4 +1,4 @@
-"""Types of the compiled core (csrc/python/bindings.cpp)."""
+"""Types of the compiled core (csrc/python)."""
 
 from collections.abc import Callable, Sequence
 from mmap import mmap
@@ -46,14 +46,14 @@ def register_device(
 ) -> None: ...
 def register_kernels() -> None: ...
 
-# With session, member, what was seen and what is known by itself; returns why the device is lost.
+# `explain` takes session, member, what the client saw, and its own reason. It returns the pool's.
 def set_loss_explainer(explain: Callable[[int, int, int, str], str]) -> None: ...
-def tell_lost(session: int, member: int, reason: str) -> None: ...
+def report_lost(session: int, member: int, reason: str) -> None: ...
 def set_pool_starter(start: Callable[[], None]) -> None: ...
 def host_region() -> tuple[int, int]: ...
 def sessions_in_use() -> list[int]: ...
 
-class Link:
+class ClientLink:
     """The client's half of a session between machines."""
 
     def __init__(
@@ -73,8 +73,8 @@ class Link:
     def failure(self) -> str: ...
     def stop(self) -> None: ...
 
-class Member:
-    """A leased device's end of the session."""
+class StreamOptions:
+    """A leased device, for `attach`."""
 
     def __init__(
         self,
@@ -86,10 +86,10 @@ class Member:
         spill_bytes: int,
         name: str,
         is_cpu: bool,
-        link: Link | None = None,
+        link: ClientLink | None = None,
     ) -> None: ...
 
-def attach(session: int, members: list[Member]) -> None: ...
+def attach(session: int, members: list[StreamOptions]) -> None: ...
 def detach() -> None: ...
 def abandon() -> bool: ...
 def wanted() -> bool: ...
@@ -106,16 +106,16 @@ def set_whole_rnn(whole: bool) -> None: ...
 def whole_rnn() -> bool: ...
 
 # --- memory shared between programs ---
-class SharedMemory:
-    """What makes a memory shared."""
+class SharedDescriptors:
+    """The descriptors of shared memory."""
 
     def __init__(self, *, memory: int, control: int, line: int, participant: int) -> None: ...
 
-def share(tensor: torch.Tensor, member: int, fds: SharedMemory, exclusive: bool) -> None: ...
+def share(tensor: torch.Tensor, member: int, fds: SharedDescriptors, exclusive: bool) -> None: ...
 def open_shared(
     bytes: int,
     member: int,
-    fds: SharedMemory,
+    fds: SharedDescriptors,
     exclusive: bool,
     dtype: torch.dtype,
     sizes: list[int],
@@ -134,9 +134,9 @@ def copies(address: int) -> list[tuple[int, bytes]]: ...
 def start_trace() -> None: ...
 def stop_trace() -> list[tuple[int, int, int, int, int]]: ...
 
-# --- what one device is told, told to another ---
+# --- capture on one device, replay on another ---
 class Recording:
-    """What this thread tells one device, from here to `stop()`."""
+    """The operators that this thread sends to one device, from here to `stop()`."""
 
     def __init__(self, device: int) -> None: ...
     def stop(self) -> None: ...
@@ -149,7 +149,7 @@ class Recording:
     def failure(self) -> str: ...
 
 class Repeat:
-    """A recording on another device. Raises ValueError, with nothing done, where that cannot be."""
+    """A recording on another device. Raises ValueError, before any effect, if that is impossible."""
 
     def __init__(
         self,
@@ -163,20 +163,20 @@ class Repeat:
     def until(self, mark: int) -> None: ...
     def tensor(self, original: torch.Tensor) -> torch.Tensor: ...
 
-# Adds a tensor of another device of the lease in place; False where that takes a copy first.
+# Adds a tensor of another device of the lease in place. False if that needs a copy first.
 def add_from(target: torch.Tensor, source: torch.Tensor) -> bool: ...
 
-# The whole of a tensor on another device of the lease, as it is now, copied when the target is used or
-# before the source changes; False where that can't be put off.
+# Copies a whole tensor of another device of the lease lazily: on first use of the target, or before
+# the source changes. False if the copy cannot be deferred.
 def copy_later(target: torch.Tensor, source: torch.Tensor) -> bool: ...
 
-# Fills a tensor of one device with what a reader at its node has at `offset` of its memory. Returns the
-# number of the message; once the device `is_past` it, that memory may change.
+# Fills a tensor of one device from `offset` of the memory of a data reader at its node. Returns the
+# message's number; once the device `is_past` it, the reader may reuse that memory.
 def load(target: torch.Tensor, reader: int, offset: int) -> int: ...
 def is_past(index: int, sequence: int) -> bool: ...
 
-# Takes `torch.Event.event_id` of two: milliseconds between them, and for how many of those the device
-# waited for others.
+# Takes `torch.Event.event_id` of two events. Returns the milliseconds between them, and how many of
+# these the device waited for other devices.
 def elapsed_ms(start: int, end: int) -> tuple[float, float]: ...
 def traffic(index: int) -> dict[str, int]: ...
 def worker_stats(index: int) -> dict[str, int]: ...
@@ -191,7 +191,7 @@ class PolicyReplay:
     def is_dead(self, segment: int) -> bool: ...
     def free(self, segment: int) -> None: ...
 
-class Arrivals:
+class ArrivalsOptions:
     """Who may open data connections to a worker."""
 
     def __init__(
@@ -227,14 +227,14 @@ class Worker:
         least_recent: bool,
         speed: float,
         threads: int,
-        arrivals: Arrivals | None = None,
+        arrivals: ArrivalsOptions | None = None,
         last_words_fd: int = -1,
     ) -> None: ...
     def fds(self) -> list[int]: ...
     def arena_bytes(self) -> int: ...
     def add_peer(self, *, fds: list[int], arena_bytes: int, name: str) -> None: ...
     def add_self(self, *, name: str) -> None: ...
-    def add_peer_elsewhere(
+    def add_remote_peer(
         self,
         *,
         host: str,

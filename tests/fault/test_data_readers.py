@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 import shoal
 from shoal.pool.base import limits
 from shoal.pool.client import head_connection
-from shoal.pool.wire import data_messages, frames, messages, tls
-from tests.support import processes
+from shoal.pool.wire import data_messages, frames, messages, session_messages, tls
+from tests.support import processes, wire
 from tests.support.data_client import DataClient, message, until_end
 from tests.support.standing import StandingPool
 from tests.support.waiting import wait_until
@@ -56,23 +56,23 @@ def attach(raw: DataClient, identity: tls.Identity | None = None, **changes: Any
         at.host, at.port, identity or raw.identity, at.server_name, 10
     )
     connection.settimeout(30)
-    request = messages.AttachReader(
-        messages.our_versions(), raw.lease.lease, raw.lease.epoch, at.welcome.data_id,
+    request = session_messages.AttachReader(
+        session_messages.our_versions(), raw.lease.lease, raw.lease.epoch, at.welcome.data_id,
         at.welcome.secret,
     )  # fmt: skip
     frames.send(connection, msgspec.structs.replace(request, **changes))
-    return frames.receive(connection)[0], connection
+    return frames.receive(connection, wire.ANY)[0], connection
 
 
-def start(raw: DataClient) -> tuple[messages.ReaderReady, ssl.SSLSocket]:
+def start(raw: DataClient) -> tuple[session_messages.ReaderReady, ssl.SSLSocket]:
     ready, connection = attach(raw)
-    assert isinstance(ready, messages.ReaderReady), ready
+    assert isinstance(ready, session_messages.ReaderReady), ready
     return ready, connection
 
 
-def ask(connection: ssl.SSLSocket, request: messages.Message) -> messages.Message:
+def ask(connection: ssl.SSLSocket, request: msgspec.Struct) -> msgspec.Struct:
     frames.send(connection, request)
-    return frames.receive(connection)[0]
+    return frames.receive(connection, wire.ANY)[0]
 
 
 def open_x(connection: ssl.SSLSocket, folder: Path) -> data_messages.DataOpened:
@@ -105,7 +105,7 @@ def test_only_the_sessions_own_client_gets_a_reader(raw: DataClient, pool: Stand
         refused, _ = attach(raw, identity, **changes)
         assert isinstance(refused, messages.Refusal), changes
         assert "the session is not known here" in refused.reason
-    versions = msgspec.structs.replace(messages.our_versions(), protocol=1)
+    versions = msgspec.structs.replace(session_messages.our_versions(), protocol=1)
     refused, _ = attach(raw, versions=versions)
     assert isinstance(refused, messages.Refusal)
     assert "versions differ" in refused.reason
@@ -121,7 +121,9 @@ def test_a_session_has_one_reader_at_a_time(raw: DataClient) -> None:
 
     def again() -> bool:
         answer, _ = attach(raw)
-        return isinstance(answer, messages.ReaderReady) and answer.number == ready.number + 1
+        return (
+            isinstance(answer, session_messages.ReaderReady) and answer.number == ready.number + 1
+        )
 
     wait_until(again, 20, "the next reader has the next number")
 
@@ -134,7 +136,9 @@ def test_what_a_reader_that_died_has_read_can_still_be_loaded(
     read = data_messages.ReadSamples(1, open_x(connection, folder).source, numbers(2), 64, 4096)
     assert isinstance(ask(connection, read), data_messages.SamplesRead)
     connection.close()
-    wait_until(lambda: isinstance(attach(raw)[0], messages.ReaderReady), 20, "there is another")
+    wait_until(
+        lambda: isinstance(attach(raw)[0], session_messages.ReaderReady), 20, "there is another"
+    )
     address = raw.session << 52 | 7 << 30
     up, down = raw.both()
     down.settimeout(20)
@@ -158,7 +162,7 @@ def test_what_a_reader_refuses(raw: DataClient, folder: Path, tmp_path: Path) ->
     opened = open_x(connection, folder)
     assert (opened.samples, opened.sample_bytes) == (100, 48)
 
-    def failed(request: messages.Message) -> str:
+    def failed(request: msgspec.Struct) -> str:
         answer = ask(connection, request)
         assert isinstance(answer, data_messages.DataFailed), answer
         assert answer.request == request.request  # type: ignore[union-attr]
@@ -224,7 +228,9 @@ def test_what_is_no_request_ends_the_reader_and_not_the_session(
     _, connection = start(raw)
     connection.sendall(words)
     until_end(connection)
-    wait_until(lambda: isinstance(attach(raw)[0], messages.ReaderReady), 20, "there is another")
+    wait_until(
+        lambda: isinstance(attach(raw)[0], session_messages.ReaderReady), 20, "there is another"
+    )
     assert processes.alive(raw.worker_pid)
 
 
@@ -354,7 +360,7 @@ def test_random_requests(
             max_size=12,
         )
     )  # fmt: skip
-    def check(requests: list[messages.Message]) -> None:
+    def check(requests: list[msgspec.Struct]) -> None:
         for request in requests:
             frames.send(connection, request)
         assert open_last(connection)
@@ -364,7 +370,7 @@ def test_random_requests(
         frames.send(connection, data_messages.OpenData(77, 0, [path]))
         inbox = frames.Inbox()
         while True:
-            while (answer := inbox.next()) is not None:
+            while (answer := inbox.next(wire.ANY)) is not None:
                 if getattr(answer, "request", None) == 77:
                     frames.send(connection, data_messages.CloseData(getattr(answer, "source", 0)))
                     return isinstance(answer, data_messages.DataOpened)

@@ -82,7 +82,7 @@ class FakeWorker:
             thread.start()
         ends = [socket.create_connection(pair.getsockname()).detach() for pair in pairs]
         try:
-            self.link = _core.Link(
+            self.link = _core.ClientLink(
                 up_fds=ends[:1],
                 down_fds=ends[1:],
                 key=client.key,
@@ -227,7 +227,7 @@ def test_replies_that_nobody_asked_for_end_the_session(
     """Those for other threads are kept for them, but not without end."""
     here, there = socket.socketpair()
     with fake(identities) as worker, there:
-        member = _core.Member(
+        member = _core.StreamOptions(
             socket=here.detach(),
             fds=worker.link.fds(),
             arena_bytes=0,

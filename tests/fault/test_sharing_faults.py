@@ -11,16 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
+import msgspec
 import pytest
 import torch
 
 import shoal
+from shoal.pool.base.addresses import LOCAL_PREFIX
 from shoal.pool.base.paths import socket_name
-from shoal.pool.local import local_pool
-from shoal.pool.local.local_pool import URL_PREFIX
+from shoal.pool.client import head_connection
 from shoal.pool.node import share_server
 from shoal.pool.wire import frames, messages, node_messages, share_messages
-from tests.support import processes
+from tests.support import processes, wire
 from tests.support.partner import Partner, PartnerError
 from tests.support.raw_client import Ended, Error, Kind, RawClient, message
 from tests.support.standing import StandingPool
@@ -55,14 +56,14 @@ def _nobody_notices(pool: shoal.Pool) -> Iterator[None]:
 def visit(pool: shoal.Pool) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(20)
-    connection.connect(socket_name(pool.url.removeprefix(URL_PREFIX), "shares"))
+    connection.connect(socket_name(pool.url.removeprefix(LOCAL_PREFIX), "shares"))
     return connection
 
 
-def answer(connection: socket.socket) -> messages.Message | None:
+def answer(connection: socket.socket) -> msgspec.Struct | None:
     """What comes back before the other side closes."""
     try:
-        reply, fds = frames.receive(connection, fds_max=3)
+        reply, fds = frames.receive(connection, wire.ANY, fds_max=3)
     except shoal.ShoalError:
         return None
     for fd in fds:
@@ -173,7 +174,7 @@ def test_a_handle_is_useless_to_another_client(tmp_path: Path) -> None:
 
 
 def grant(pool: shoal.Pool) -> tuple[object, str]:
-    head, lease = local_pool.ask(pool.url, messages.AskLease(1, 16 * MiB, []))
+    head, lease = head_connection.ask(pool.url, messages.AskLease(1, 16 * MiB, []))
     assert isinstance(lease, messages.Lease)
     return head, lease.devices[0].token
 
@@ -189,7 +190,7 @@ def test_the_share_server_believes_nothing(pool: shoal.Pool) -> None:
     short = share_server.make_memory(4096)
     device = os.open("/dev/zero", os.O_RDWR)
     large = share_messages.ShareCreate(token, 2**50, "read", LAYOUT)
-    cases: list[tuple[messages.Message, list[int]]] = [
+    cases: list[tuple[msgspec.Struct, list[int]]] = [
         (good, []),
         (good, [unsealed]),
         (good, [device]),
@@ -203,7 +204,7 @@ def test_the_share_server_believes_nothing(pool: shoal.Pool) -> None:
         (share_messages.ShareRelease("none", ""), []),
         (share_messages.ShareEnd("", ""), []),
         (share_messages.ShareList("wrong token"), []),
-        (messages.Look(), []),
+        (messages.AskStatus(), []),
         (node_messages.Grant("token", 1, 2**40), []),
     ]
     for request, fds in cases:

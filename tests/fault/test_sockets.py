@@ -8,15 +8,16 @@ import socket
 import struct
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 import torch
 
 import shoal
+from shoal.pool.base.addresses import LOCAL_PREFIX
 from shoal.pool.base.paths import socket_name
-from shoal.pool.local import local_pool
-from shoal.pool.local.local_pool import URL_PREFIX
-from shoal.pool.wire import frames, messages, node_messages
-from tests.support import processes
+from shoal.pool.client import head_connection
+from shoal.pool.wire import frames, messages, node_messages, session_messages
+from tests.support import processes, wire
 from tests.support.raw_client import RawClient
 from tests.support.waiting import wait_until
 
@@ -41,14 +42,14 @@ def _nobody_notices(pool: shoal.Pool) -> Iterator[None]:
 def connect(pool: shoal.Pool, part: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(20)
-    connection.connect(socket_name(pool.url.removeprefix(URL_PREFIX), part))
+    connection.connect(socket_name(pool.url.removeprefix(LOCAL_PREFIX), part))
     return connection
 
 
-def answer(connection: socket.socket) -> messages.Message | None:
+def answer(connection: socket.socket) -> msgspec.Struct | None:
     """What comes back before the other side closes."""
     try:
-        reply, _ = frames.receive(connection)
+        reply, _ = frames.receive(connection, wire.ANY)
     except shoal.ShoalError:
         return None
     return reply
@@ -124,7 +125,7 @@ def test_a_client_that_does_not_read_is_not_waited_for(pool: shoal.Pool) -> None
 
 def test_tokens_are_good_for_one_session(pool: shoal.Pool) -> None:
     request = messages.AskLease(1, 32 << 20, [])
-    head, lease = local_pool.ask(pool.url, request)
+    head, lease = head_connection.ask(pool.url, request)
     assert isinstance(lease, messages.Lease)
     token = lease.devices[0].token
     with head:
@@ -138,7 +139,7 @@ def refused(pool: shoal.Pool, token: str, fds: int = 1) -> str:
     memory = os.memfd_create("x", os.MFD_ALLOW_SEALING)
     os.ftruncate(memory, 4096)
     with connect(pool, "device-0") as connection:
-        hello = messages.Hello(messages.our_versions(), token, 4096)
+        hello = session_messages.Hello(session_messages.our_versions(), token, 4096)
         frames.send(connection, hello, [memory] * fds)
         reply = answer(connection)
     os.close(memory)
@@ -167,10 +168,10 @@ def test_descriptors_do_not_pile_up(pool: shoal.Pool) -> None:
 
 
 def test_versions_that_differ_are_refused_with_both(pool: shoal.Pool) -> None:
-    ours = messages.our_versions()
-    theirs = messages.Versions("0.0.1", "2.0.0", 77)
+    ours = session_messages.our_versions()
+    theirs = session_messages.Versions("0.0.1", "2.0.0", 77)
     with connect(pool, "device-0") as connection:
-        frames.send(connection, messages.Hello(theirs, "x", 0), [0])
+        frames.send(connection, session_messages.Hello(theirs, "x", 0), [0])
         reply = answer(connection)
     assert isinstance(reply, messages.Refusal)
     for text in (ours.shoal, ours.torch, theirs.shoal, theirs.torch, "77"):
@@ -179,12 +180,14 @@ def test_versions_that_differ_are_refused_with_both(pool: shoal.Pool) -> None:
 
 @pytest.mark.parametrize("host_bytes", [0, 1, 4096, 2**40, 2**63 - 1])
 def test_host_regions_that_are_not_what_they_seem(pool: shoal.Pool, host_bytes: int) -> None:
-    head, lease = local_pool.ask(pool.url, messages.AskLease(1, 32 << 20, []))
+    head, lease = head_connection.ask(pool.url, messages.AskLease(1, 32 << 20, []))
     assert isinstance(lease, messages.Lease)
     unsealed = os.memfd_create("x")  # it could shrink under the worker
     os.ftruncate(unsealed, 4096)
     with head, connect(pool, "device-0") as connection:
-        hello = messages.Hello(messages.our_versions(), lease.devices[0].token, host_bytes)
+        hello = session_messages.Hello(
+            session_messages.our_versions(), lease.devices[0].token, host_bytes
+        )
         frames.send(connection, hello, [unsealed])
         assert isinstance(answer(connection), messages.Refusal)
     os.close(unsealed)

@@ -31,7 +31,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def names_the_clock(text: str, what: str) -> bool:
     return (
-        f"the head's certificate {what} by this machine's clock, which says 20" in text
+        f"the head's certificate {what} by this machine's clock, which shows 20" in text
         and "timedatectl set-ntp true" in text
         and "join it again" not in text
     )

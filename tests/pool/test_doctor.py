@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.pool.client import head_connection
+from shoal.pool.base.addresses import LOCAL_PREFIX
 from tests.support import commands, needs
 from tests.support.standing import shoal_command
 
@@ -72,7 +72,7 @@ def test_where_there_is_no_pool_nothing_is_wrong(tmp_path: Path) -> None:
 
 
 def test_a_pool_that_does_not_answer_is_not_called_good(tmp_path: Path) -> None:
-    url = head_connection.LOCAL_PREFIX + "0-nothing-here"
+    url = LOCAL_PREFIX + "0-nothing-here"
     done = commands.run(tmp_path, "doctor", SHOAL_POOL=url)
     assert done.code == 1
     assert "ok    pool" not in done.out

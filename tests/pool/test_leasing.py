@@ -10,7 +10,7 @@ import torch
 
 import shoal
 from shoal.pool.local.local_pool import describe
-from shoal.pool.wire import messages
+from shoal.pool.wire import session_messages
 from tests.support import processes, programs
 from tests.support.waiting import wait_until
 
@@ -123,7 +123,7 @@ def test_many_leases_in_a_row_leak_nothing(pool: shoal.Pool) -> None:
 
 @pytest.mark.parametrize("url", ["http://example", "nonsense", "shoal+local:/x", "shoal:/nowhere"])
 def test_urls_of_another_kind_are_refused(url: str) -> None:
-    with pytest.raises(shoal.LeaseError, match="is no pool that this version can reach"):
+    with pytest.raises(shoal.LeaseError, match="is not the URL of a pool"):
         shoal.connect(url)
 
 
@@ -156,9 +156,9 @@ def test_more_than_there_is_is_refused_with_what_there_is(pool: shoal.Pool) -> N
 def test_versions_that_differ_are_refused_by_name(
     pool: shoal.Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = messages.our_versions()
-    other = messages.Versions("9.9.9", "1.0.0", ours.protocol + 1)
-    monkeypatch.setattr(messages, "our_versions", lambda: other)
+    ours = session_messages.our_versions()
+    other = session_messages.Versions("9.9.9", "1.0.0", ours.protocol + 1)
+    monkeypatch.setattr(session_messages, "our_versions", lambda: other)
     with pytest.raises(shoal.LeaseError) as raised:
         shoal.connect(pool.url)
     for version in (ours.shoal, ours.torch, "9.9.9", "1.0.0"):

@@ -96,7 +96,7 @@ def test_a_lease_comes_first_and_devices_in_use_are_left_alone(standing: Standin
         wait_until(lambda: not _probes(standing), 10, "the measurement has made way")
         outcome = standing.run("devices", "--pool", standing.name, "--refresh")
         assert outcome.code == 0, outcome.err
-        assert "fast is in use; it is measured when it is idle" in outcome.err
+        assert "fast is in use; the pool measures it when it is idle" in outcome.err
         assert (x + 1).sum().item() == 8
         assert lease.end_reason is None
         del x

@@ -137,7 +137,7 @@ def test_a_device_that_never_came_up_is_not_tried_for_ever(tmp_path: Path) -> No
         assert process.stderr is not None
         line = process.stderr.readline().decode()
         assert " ERROR agent[n1]: device server cuda:77 did not start: " in line
-        assert "started again" not in line
+        assert "starts it again" not in line
     finally:
         process.kill()
         process.communicate()
@@ -238,4 +238,4 @@ def test_a_head_that_is_started_again_says_when_and_why(tmp_path: Path) -> None:
     finally:
         pool.process.terminate()
         err = pool.process.communicate(timeout=20)[1]
-    assert " WARNING supervisor: the head has ended and is started again: it was killed" in err
+    assert " WARNING supervisor: the head has ended; it starts again: it was killed" in err

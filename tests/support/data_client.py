@@ -10,7 +10,7 @@ import struct
 from shoal import _core  # noqa: F401  (the core first: it sets up torch)
 from shoal.device import network
 from shoal.pool.client import head_connection
-from shoal.pool.wire import messages, tls
+from shoal.pool.wire import messages, session_messages, tls
 
 PURPOSES = {"up": 1, "down": 2, "read": 3, "progress": 4}
 ANSWER = b"SHOALOK\n"
@@ -39,7 +39,7 @@ class DataClient:
         """A connection that has said whom it is for."""
         plain = socket.create_connection((self.attached.host, self.attached.port), 10)
         named = self.attached.welcome.data_id if data_id is None else data_id
-        plain.sendall(messages.DATA_MAGIC + named)
+        plain.sendall(session_messages.DATA_MAGIC + named)
         return plain
 
     def open(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from shoal.pool.local.local_pool import URL_PREFIX
+from shoal.pool.base.addresses import LOCAL_PREFIX
 
 HEADS = {"shoal.pool.local.embedded", "shoal.pool.local.head_process"}
 
@@ -33,7 +33,7 @@ def descendants(pid: int) -> list[int]:
 
 def head_pid(url: str) -> int:
     """The process of the pool's head, by the pool's name in its command line."""
-    pool = url.removeprefix(URL_PREFIX)
+    pool = url.removeprefix(LOCAL_PREFIX)
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             words = command(int(entry.name))

@@ -14,8 +14,9 @@ import struct
 from collections.abc import Sequence
 from enum import IntEnum
 
-from shoal.pool.local import local_pool
-from shoal.pool.wire import frames, messages
+from shoal.pool.client import head_connection
+from shoal.pool.wire import frames, messages, session_messages
+from tests.support import wire
 from tests.support.waiting import wait_until
 
 RING_BYTES = 1 << 20
@@ -169,7 +170,7 @@ class RawClient:
     """A session of its own, without the core."""
 
     def __init__(self, url: str, memory_bytes: int = 32 << 20, host_bytes: int = 1 << 20) -> None:
-        self.head, lease = local_pool.ask(url, messages.AskLease(1, memory_bytes, []))
+        self.head, lease = head_connection.ask(url, messages.AskLease(1, memory_bytes, []))
         assert isinstance(lease, messages.Lease)
         granted = lease.devices[0]
         self.session = granted.session
@@ -179,10 +180,10 @@ class RawClient:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.settimeout(30)
         self.socket.connect(granted.address)
-        hello = messages.Hello(messages.our_versions(), granted.token, host_bytes)
+        hello = session_messages.Hello(session_messages.our_versions(), granted.token, host_bytes)
         frames.send(self.socket, hello, [host_fd])
-        welcome, fds = frames.receive(self.socket, fds_max=4)
-        assert isinstance(welcome, messages.Welcome), welcome
+        welcome, fds = frames.receive(self.socket, wire.ANY, fds_max=4)
+        assert isinstance(welcome, session_messages.Welcome), welcome
         self.socket.setblocking(False)
         self.worker_pid = welcome.worker_pid
         self.requests, self.replies = Region(fds[0]), Region(fds[1])

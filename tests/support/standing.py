@@ -11,6 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
+
+from shoal.pool.base.addresses import LOCAL_PREFIX
 from shoal.pool.base.paths import local_pool_id
 from shoal.pool.client import head_connection
 from shoal.pool.wire import messages, tls
@@ -42,7 +45,7 @@ class StandingPool:
         self.directory = directory
         self.name = f"t{secrets.token_hex(4)}"
         self.port = free_port() if listen else 0
-        self.url = head_connection.LOCAL_PREFIX + local_pool_id(self.name)
+        self.url = LOCAL_PREFIX + local_pool_id(self.name)
         self.network_url = f"shoal://127.0.0.1:{self.port}"
         self._arguments = ["up", "--json", "--name", self.name, *options]
         if not profile:  # nothing else should run beside what is tested
@@ -85,12 +88,12 @@ class StandingPool:
         )
         return programs.Outcome(done.returncode, done.stdout, done.stderr)
 
-    def ask(self, request: messages.Message) -> messages.Message:
+    def ask(self, request: msgspec.Struct) -> msgspec.Struct:
         with head_connection.Connection(self.url, 10) as connection:
             return connection.ask(request, 10)
 
     def status(self) -> messages.PoolStatus:
-        found = self.ask(messages.Look())
+        found = self.ask(messages.AskStatus())
         assert isinstance(found, messages.PoolStatus)
         return found
 

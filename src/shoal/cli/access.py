@@ -1,4 +1,4 @@
-"""Who may use a pool: `shoal join`, `code`, `clients`, `revoke`, `audit`."""
+"""Access to a pool: `shoal join`, `code`, `clients`, `revoke` and `audit`."""
 
 from __future__ import annotations
 
@@ -16,24 +16,20 @@ from shoal.cli.common import (
     print_json,
     print_table,
 )  # fmt: skip
-from shoal.cli.up import address_for_others
 from shoal.pool.base import limits, paths
-from shoal.pool.client.head_connection import split_address
-from shoal.pool.node.agent import own_name
+from shoal.pool.base.addresses import address_for_others, own_name, split_address
 from shoal.pool.wire import messages
 from shoal.units import parse_bytes, show_bytes
 
 
 @click.command()
 @click.argument("invitation", metavar="CODE@HOST")
-@click.option(
-    "--as", "wished", default=None, help="What the pool calls you. Default: the host name."
-)
+@click.option("--as", "wished", default=None, help="Name in the pool. Default: the host name.")
 @json_option
 def join(invitation: str, wished: str | None, as_json: bool) -> None:
-    """Make this machine a client of a pool elsewhere.
+    """Make this machine a client of a remote pool.
 
-    Writes one small file that only you can read; from then on device="shoal" means that pool.
+    Write one small file that only you can read. From then on device="shoal" means that pool.
     """
     from shoal.pool.client import joining
 
@@ -42,18 +38,21 @@ def join(invitation: str, wished: str | None, as_json: bool) -> None:
         print_json({"name": made.name, "url": made.url, "identity": str(made.path)})
         return
     click.echo(f"joined {made.url} as {made.name}; the key is in {made.path}")
-    click.echo('device="shoal" now means that pool. `shoal status` looks at it.')
+    click.echo('device="shoal" now means that pool. `shoal status` shows it.')
 
 
 @click.command()
 @click.option(
-    "--node", is_flag=True, help="For a machine that offers devices (`shoal node --join`)."
+    "--node", is_flag=True, help="Make a code for a node (`shoal node --join`), not for a client."
 )
 @click.option(
-    "--minutes", default=limits.CODE_TTL_S / 60, show_default=True, help="It is good for."
+    "--minutes",
+    default=limits.CODE_TTL_S / 60,
+    show_default=True,
+    help="Minutes until the code expires.",
 )
-@click.option("--devices", type=int, help="Most devices that its bearer holds at once.")
-@click.option("--memory", help="Most memory that its bearer holds at once, like 8GiB.")
+@click.option("--devices", type=int, help="Devices that its bearer may hold at once.")
+@click.option("--memory", help="Memory that its bearer may hold at once, like 8GiB.")
 @name_option
 @json_option
 def code(
@@ -62,10 +61,10 @@ def code(
     """Print a code with which one client or node can join, once."""
     memory_bytes = parse_bytes(memory) if memory is not None else None
     if devices is not None and devices < 1:
-        raise click.ClickException("--devices: at least one")
+        raise click.ClickException(f"--devices must be at least 1 (got {devices})")
     request = messages.MakeCode("node" if node else "client", minutes * 60, devices, memory_bytes)
     made = govern(name, request, messages.Code)
-    status = ask(local_url(name), messages.Look(), messages.PoolStatus)
+    status = ask(local_url(name), messages.AskStatus(), messages.PoolStatus)
     host, port = split_address(status.listen)
     verb = "shoal node --join" if node else "shoal join"
     line = f"{verb} {made.code}@{address_for_others(host, port)}"
@@ -73,14 +72,14 @@ def code(
         print_json({"command": line, "code": made.code, "expires": made.expires})
     else:
         click.echo(line)
-        click.echo(f"good once, for {ago(made.expires - time.time())}", err=True)
+        click.echo(f"valid once, for {ago(made.expires - time.time())}", err=True)
 
 
 @click.command()
 @name_option
 @json_option
 def clients(name: str, as_json: bool) -> None:
-    """Who has joined the pool."""
+    """List the clients and nodes of the pool."""
     found = govern(name, messages.ListClients(), messages.ClientList).clients
     if as_json:
         print_json(found)
@@ -95,7 +94,7 @@ def clients(name: str, as_json: bool) -> None:
         ]
         for c in found
     ]  # fmt: skip
-    print_table(["name", "role", "joined", "good", "leases", "devices", "memory"], rows)
+    print_table(["name", "role", "joined", "valid", "leases", "devices", "memory"], rows)
 
 
 @click.command()
@@ -103,7 +102,7 @@ def clients(name: str, as_json: bool) -> None:
 @name_option
 @json_option
 def revoke(who: str, name: str, as_json: bool) -> None:
-    """Throw a client or node out: its sessions end now, its certificate opens nothing any more."""
+    """Remove a client or node: its sessions end now, and its certificate is refused."""
     done = govern(name, messages.RevokeClient(who), messages.Done)
     if as_json:
         print_json({"revoked": who, "text": done.text})
@@ -112,11 +111,12 @@ def revoke(who: str, name: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--count", default=50, show_default=True, type=click.IntRange(1, 500))
+@click.option("--count", default=50, show_default=True, type=click.IntRange(1, 500),
+              help="Number of events.")  # fmt: skip
 @name_option
 @json_option
 def audit(count: int, name: str, as_json: bool) -> None:
-    """What happened in the pool, newest last."""
+    """List the pool's events, newest last."""
     found = govern(name, messages.ReadAudit(count), messages.AuditLog).entries
     if as_json:
         print_json(found)

@@ -1,4 +1,4 @@
-"""What several verbs need: the pool that is meant, its answers, and how amounts are written."""
+"""What several commands share: the pool that they mean, its answers, and tables."""
 
 from __future__ import annotations
 
@@ -8,33 +8,34 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from shoal.errors import LeaseError, PoolError
-from shoal.pool.base import paths
+from shoal.errors import PoolError
+from shoal.pool.base import limits, paths
+from shoal.pool.base.addresses import LOCAL_PREFIX, NETWORK_PREFIX
 from shoal.pool.client import head_connection
 from shoal.pool.wire import messages
 
-ANSWER_S = 10.0
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 pool_option = click.option(
     "--pool", metavar="URL|NAME",
-    help="Default: $SHOAL_POOL, else the pool that was joined, else `default` on this machine.",
+    help="Pool to ask. Default: $SHOAL_POOL, else the pool that this machine joined, else `default` "
+    "on this machine.",
 )  # fmt: skip
 name_option = click.option(
-    "--name", default="default", show_default=True, help="Of the pool, on this machine."
+    "--name", default="default", show_default=True, help="Name of the pool on this machine."
 )
 
 
 def pool_url(pool: str | None) -> str:
-    """The pool that a command means."""
+    """Return the URL of the pool that a command means."""
     if pool is None:
         return head_connection.default_url() or local_url("default")
     return pool if "://" in pool else local_url(pool)
 
 
 def local_url(name: str) -> str:
-    return head_connection.LOCAL_PREFIX + paths.local_pool_id(name)
+    return LOCAL_PREFIX + paths.local_pool_id(name)
 
 
 class NoPool(PoolError):
@@ -47,32 +48,35 @@ NO_POOL = (
 )
 
 
-def ask(url: str, request: messages.Message, answer: type[Answer]) -> Answer:
-    """The head's answer, or an error that says what to type."""
+def ask(url: str, request: messages.FromClient, answer: type[Answer]) -> Answer:
+    """Return the head's answer. Raise PoolError with what to type if there is none."""
     try:
-        with head_connection.Connection(url, ANSWER_S) as connection:
-            found = connection.ask(request, ANSWER_S)
-    except LeaseError as error:
-        if url.startswith(head_connection.LOCAL_PREFIX) and "cannot be reached" in str(error):
+        with head_connection.Connection(url, limits.COMMAND_ANSWER_S) as connection:
+            found = connection.ask(request, limits.COMMAND_ANSWER_S)
+    except head_connection.PoolUnreachable as error:
+        if url.startswith(LOCAL_PREFIX):
             raise NoPool(NO_POOL if url == local_url("default") else str(error)) from None
         raise
     if not isinstance(found, answer):
-        raise PoolError(f"the head answered {type(found).__name__}; is it of another version?")
+        raise PoolError(
+            f"the head answered {type(found).__name__} to {type(request).__name__}. Does it have "
+            "another version? Type: shoal doctor"
+        )
     return found
 
 
-def govern(name: str, request: messages.Message, answer: type[Answer]) -> Answer:
-    """Ask what only the owner of a pool may, on the machine where its head runs."""
+def govern(name: str, request: messages.OwnerRequest, answer: type[Answer]) -> Answer:
+    """Send a request that only the owner of a pool may, on the machine where its head runs."""
     try:
         return ask(local_url(name), request, answer)
     except NoPool:
         joined = head_connection.default_url()
-        if joined is None or not joined.startswith(head_connection.NETWORK_PREFIX):
+        if joined is None or not joined.startswith(NETWORK_PREFIX):
             raise
         verb = click.get_current_context().info_name
         raise PoolError(
             f"`shoal {verb}` is for the pool's owner, on the head's machine. This machine is only a "
-            f"client of {joined}, and runs no pool {name} of its own. Type it there."
+            f"client of {joined}, and does not run a pool {name} of its own. Type it there."
         ) from None
 
 
@@ -81,7 +85,7 @@ def print_json(value: Any) -> None:
 
 
 def ago(seconds: float) -> str:
-    """A length of time for people."""
+    """Return a duration in a readable unit."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"
@@ -89,7 +93,10 @@ def ago(seconds: float) -> str:
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns of text, as wide as they must be; numbers to the right."""
+    """Print columns as wide as they must be, numbers aligned right.
+
+    Not by rich: its import takes longer than the rest of a quick command.
+    """
     widths = [max(len(head), *(len(r[i]) for r in rows), 0) for i, head in enumerate(heads)]
     numeric = [all(r[i][:1].isdigit() or r[i] == "-" for r in rows) for i in range(len(heads))]
     for row in (heads, *rows):

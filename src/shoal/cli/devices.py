@@ -1,4 +1,4 @@
-"""`shoal devices`: what there is, what is free of it, and how fast it was measured to be."""
+"""`shoal devices`: the pool's devices, their free memory and their measured speed."""
 
 from __future__ import annotations
 
@@ -15,39 +15,38 @@ from shoal.cli.common import (
     pool_url,
     print_json,
 )  # fmt: skip
-from shoal.cli.status import look, print_devices
+from shoal.cli.status import print_devices, read_status
 from shoal.errors import PoolError
+from shoal.pool.base import limits
 from shoal.pool.wire import messages
 from shoal.schedule.model.device_profile import DeviceProfile
 from shoal.units import show_bytes
-
-POLL_S = 0.1
 
 Profiles = dict[int, DeviceProfile]  # by device number
 
 
 class ShownDevice(messages.DeviceInfo, frozen=True):
-    """What `shoal devices --json` prints of each device."""
+    """The output of `shoal devices --json` for each device."""
 
     profile: DeviceProfile | None = None  # None: not measured yet
 
 
 @click.command()
 @pool_option
-@click.option("--profile", "whole", is_flag=True, help="Show all that was measured.")
+@click.option("--profile", "whole", is_flag=True, help="Show every measured figure.")
 @click.option("--refresh", is_flag=True, help="Measure the idle devices again first.")
 @click.option("--timeout", "timeout_s", default=60.0, show_default=True, metavar="SECONDS",
-              help="Of --refresh.")  # fmt: skip
+              help="Seconds that --refresh waits.")  # fmt: skip
 @json_option
 def devices(pool: str | None, whole: bool, refresh: bool, timeout_s: float, as_json: bool) -> None:
-    """The pool's devices, what is free of them, and how fast they are.
+    """List the pool's devices, their free memory and their speed.
 
-    Speeds are measured while a device is idle, once for its hardware.
+    The pool measures a device while it is idle, once for its hardware.
     """
     url = pool_url(pool)
     if refresh:
         _refresh(url, timeout_s)
-    found, profiles = look(url), read_profiles(url)
+    found, profiles = read_status(url), read_profiles(url)
     if as_json:
         print_json([_shown(d, profiles.get(d.number)) for d in found.devices])
     elif whole:
@@ -58,7 +57,7 @@ def devices(pool: str | None, whole: bool, refresh: bool, timeout_s: float, as_j
 
 
 def read_profiles(url: str) -> Profiles:
-    """Everything that the head knows, page by page."""
+    """Return the profiles that the head knows, read page by page."""
     profiles: Profiles = {}
     first: int | None = 0
     while first is not None:
@@ -73,13 +72,13 @@ def _shown(device: messages.DeviceInfo, profile: DeviceProfile | None) -> ShownD
 
 
 def _refresh(url: str, timeout_s: float) -> None:
-    """Waits until every device that nobody uses has been measured."""
+    """Wait until the pool has measured every idle device."""
     before = read_profiles(url)
     ask(url, messages.Measure(), messages.Done)
     deadline = time.monotonic() + timeout_s
-    said: list[str] = []
+    printed: list[str] = []
     while True:
-        found, profiles = look(url), read_profiles(url)
+        found, profiles = read_status(url), read_profiles(url)
         old = [d for d in found.devices if profiles.get(d.number) == before.get(d.number)]
         used = {(d.node, d.device) for d in found.devices if d.sessions}
         idle = [d.name for d in old if (d.node, d.device) not in used]
@@ -87,21 +86,21 @@ def _refresh(url: str, timeout_s: float) -> None:
             break
         if time.monotonic() > deadline:
             raise PoolError(
-                f"{', '.join(idle)}: not measured within {timeout_s:g} s. What went wrong is in the "
-                "output of `shoal up`, or in `log` of its state directory."
+                f"{', '.join(idle)}: not measured within {timeout_s:g} s. The output of `shoal up`, or "
+                "`log` in its state directory, has the reason."
             )
-        if idle != said:
-            said = idle
+        if idle != printed:
+            printed = idle
             click.echo(f"measuring {', '.join(idle)} …", err=True)
-        time.sleep(POLL_S)
+        time.sleep(limits.REFRESH_POLL_S)
     for device in old:
-        click.echo(f"{device.name} is in use; it is measured when it is idle", err=True)
+        click.echo(f"{device.name} is in use; the pool measures it when it is idle", err=True)
 
 
 def _print_profile(device: messages.DeviceInfo, profile: DeviceProfile | None, now: float) -> None:
     click.echo(f"{device.number}  {device.name} on {device.node or 'this machine'}: {device.kind}")
     if profile is None:
-        click.echo("   not measured yet: it is, as soon as nobody uses it")
+        click.echo("   not measured yet: the pool measures it when it is idle")
         return
     click.echo(f"   hardware   {profile.identity}")
     click.echo(

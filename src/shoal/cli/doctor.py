@@ -1,4 +1,4 @@
-"""`shoal doctor`: finds what is wrong with an installation or a connection, and says what to type."""
+"""`shoal doctor`: finds faults of an installation or a connection, and says what to type."""
 
 from __future__ import annotations
 
@@ -18,23 +18,16 @@ import shoal
 import shoal_autoload
 from shoal.cli.common import ago, json_option, local_url, pool_option, pool_url, print_json
 from shoal.errors import ShoalError, describe
-from shoal.pool.base import paths
+from shoal.pool.base import addresses, limits, paths
 from shoal.pool.client import head_connection
 from shoal.pool.wire import messages, tls
 from shoal.units import show_bytes
 
 TORCH = "2.13.0"
-CLOCK_S_MAX = (
-    5.0  # certificates are backdated by an hour; a clock this wrong is a fault all the same
-)
-ROUND_TRIP_MS_SLOW = 5.0
-CERTIFICATE_DAYS_LOW = 30
-ANSWER_S = 5.0
-STATE_FREE_BYTES_LOW = 64 * 1024  # a few changes
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     what: str
     state: str  # "good", "note" or "bad"
@@ -43,7 +36,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def installation() -> Iterator[Finding]:
-    """Versions of what must fit together."""
+    """Check the versions of Shoal and what it needs."""
     python = ".".join(map(str, sys.version_info[:3]))
     good = sys.version_info >= (3, 11)
     yield Finding("python", "good" if good else "bad", python, "" if good else "Use 3.11 or later")
@@ -67,26 +60,24 @@ def installation() -> Iterator[Finding]:
     )  # fmt: skip
     try:
         yield Finding("libssl", "good", str(tls.library().OPENSSL_VERSION))
-    except ShoalError as error:
-        yield Finding(
-            "libssl", "bad", str(error).partition(f". {tls.LIBSSL_HELP}")[0], tls.LIBSSL_HELP
-        )
+    except tls.NoTls as error:
+        yield Finding("libssl", "bad", error.problem, error.HELP)
     with open("/proc/sys/kernel/osrelease") as file:
         yield Finding("kernel", "good", f"{file.read().strip()}; {_kernel_tls()}")
 
 
 def _kernel_tls() -> str:
-    """Whether the kernel could encrypt. Shoal encrypts in the process either way (docs/network.md)."""
+    """Return whether the kernel has TLS. Shoal encrypts in the process either way (docs/network.md)."""
     try:
         with open("/proc/sys/net/ipv4/tcp_available_ulp") as file:
-            there = "tls" in file.read().split()
+            available = "tls" in file.read().split()
     except OSError:
-        there = False
-    return "TLS in the process" + ("; the kernel has it too" if there else ", the kernel has none")
+        available = False
+    return "TLS in the process; the kernel " + ("has it, too" if available else "does not have it")
 
 
 def device() -> Iterator[Finding]:
-    """Whether torch knows the device, and which programs use it."""
+    """Check that torch knows the device, and which programs use it."""
     try:
         other = shoal_autoload.other_accelerator()  # imports torch, and registers the device
         import torch
@@ -111,7 +102,7 @@ def device() -> Iterator[Finding]:
 
 
 def state() -> Iterator[Finding]:
-    """Where a pool of this machine keeps its files."""
+    """Check the directory of a pool's files on this machine."""
     path = paths.state_directory("default")
     there = next(p for p in (path, *path.parents) if p.exists())
     if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
@@ -121,11 +112,11 @@ def state() -> Iterator[Finding]:
 
 
 def identity() -> Iterator[Finding]:
-    """The file that `shoal join` wrote."""
+    """Check the file that `shoal join` wrote."""
     path = paths.identity_file()
     if not path.exists():
         yield Finding(
-            "identity", "note", f"none at {path}", "shoal join CODE@HOST, to use a pool elsewhere"
+            "identity", "note", f"none at {path}", "shoal join CODE@HOST, to use a remote pool"
         )
         return
     try:
@@ -136,17 +127,17 @@ def identity() -> Iterator[Finding]:
     except (ShoalError, ValueError, ImportError) as error:
         yield Finding("identity", "bad", describe(error), "shoal join CODE@HOST")
         return
-    state = "good" if days > CERTIFICATE_DAYS_LOW else "note" if days > 0 else "bad"
-    text = f"{found.name} of {found.url}, good for {days:.0f} days"
+    state = "good" if days > limits.CERTIFICATE_DAYS_LOW else "note" if days > 0 else "bad"
+    text = f"{found.name} of {found.url}, valid for {days:.0f} days"
     yield Finding("identity", state, text, "" if state == "good" else "shoal join CODE@HOST")
 
 
 def pool_findings(named: str | None) -> Iterator[Finding]:
-    """The pool that commands and programs use, if there is one."""
+    """Check the pool that commands and programs use, if there is one."""
     try:
         chosen = head_connection.default_url()
     except ShoalError:
-        return  # the identity is no good, which was said
+        return  # the identity is bad, which is reported above
     if named is None and chosen is None and not _runs_here():
         yield Finding(
             "pool", "note", "none: SHOAL_POOL is not set, none was joined, none runs on this machine",
@@ -158,27 +149,28 @@ def pool_findings(named: str | None) -> Iterator[Finding]:
 
 def _runs_here() -> bool:
     try:
-        head_connection.Connection(local_url("default"), ANSWER_S).close()
+        head_connection.Connection(local_url("default"), limits.DOCTOR_ANSWER_S).close()
     except ShoalError:
         return False
     return True
 
 
 def connection(url: str) -> Iterator[Finding]:
-    """The way to the head, and how it is."""
-    if url.startswith(head_connection.NETWORK_PREFIX):
+    """Check the connection to the head, and the head."""
+    if url.startswith(addresses.NETWORK_PREFIX):
         port = _port(url)
         yield port
         if port.state == "bad":
             return
     try:
         before = time.time()
-        with head_connection.Connection(url, ANSWER_S) as head:
-            status = head.ask(messages.Look(), ANSWER_S)
+        with head_connection.Connection(url, limits.DOCTOR_ANSWER_S) as head:
+            status = head.ask(messages.AskStatus(), limits.DOCTOR_ANSWER_S)
             after = time.time()
             trips_s = [_round_trip_s(head) for _ in range(5)]
     except ShoalError as error:
-        yield Finding("head", "bad", str(error), _reach_help(url, str(error)))
+        problem = getattr(error, "problem", None)  # of a PoolUnreachable
+        yield Finding("head", "bad", str(error), _reach_help(url, problem))
         return
     assert isinstance(status, messages.PoolStatus)
     yield Finding("pool", "good", f"{url} ({_why(url)})")
@@ -189,14 +181,14 @@ def connection(url: str) -> Iterator[Finding]:
         "" if same else f"install shoal {status.shoal}, as README.md says",
     )  # fmt: skip
     off_s = max(before - status.now, status.now - after, 0.0)
-    on_time = off_s <= CLOCK_S_MAX
+    on_time = off_s <= limits.CLOCK_S_MAX
     yield Finding(
         "clocks", "good" if on_time else "bad", f"within {off_s + after - before:.3f} s of the head's"
         if on_time else f"{off_s:.0f} s off the head's",
         "" if on_time else "timedatectl set-ntp true, on the machine whose clock is wrong",
     )  # fmt: skip
     trip_ms = statistics.median(trips_s) * 1e3
-    slow = trip_ms > ROUND_TRIP_MS_SLOW
+    slow = trip_ms > limits.ROUND_TRIP_MS_SLOW
     yield Finding(
         "round trip", "note" if slow else "good", f"{trip_ms:.2f} ms",
         "every .item() waits this long; choose a nearer pool or read less often" if slow else "",
@@ -206,7 +198,7 @@ def connection(url: str) -> Iterator[Finding]:
 
 
 def _state(state: messages.StateInfo) -> Finding:
-    """What the head keeps on its disk."""
+    """Report how the head keeps its state."""
     if state.error:
         text = f"the head cannot write its state: {state.error}"
         if state.unwritten:
@@ -215,7 +207,7 @@ def _state(state: messages.StateInfo) -> Finding:
     if state.free_bytes is None:
         return Finding("state", "good", "in the head's memory: the pool ends with its program")
     free = show_bytes(state.free_bytes)
-    if state.free_bytes < STATE_FREE_BYTES_LOW:
+    if state.free_bytes < limits.STATE_FREE_BYTES_LOW:
         text = f"the disk of the head's state is full: {free} left"
         return Finding("state", "bad", text, "df, on the head's machine; make room there")
     if state.failed_writes:
@@ -226,36 +218,36 @@ def _state(state: messages.StateInfo) -> Finding:
 
 def _round_trip_s(head: head_connection.Connection) -> float:
     begin = time.monotonic()
-    head.ask(messages.Beat(), ANSWER_S)
+    head.ask(messages.Beat(), limits.DOCTOR_ANSWER_S)
     return time.monotonic() - begin
 
 
 def _why(url: str) -> str:
     if os.environ.get("SHOAL_POOL") == url:
         return "from $SHOAL_POOL"
-    return "joined" if url.startswith(head_connection.NETWORK_PREFIX) else "on this machine"
+    return "joined" if url.startswith(addresses.NETWORK_PREFIX) else "on this machine"
 
 
 def _port(url: str) -> Finding:
-    host, port = head_connection.split_address(url.removeprefix(head_connection.NETWORK_PREFIX))
+    host, port = addresses.split_address(url.removeprefix(addresses.NETWORK_PREFIX))
     begin = time.monotonic()
     try:
-        socket.create_connection((host, port), timeout=ANSWER_S).close()
+        socket.create_connection((host, port), timeout=limits.DOCTOR_ANSWER_S).close()
     except OSError as error:
         return Finding(
-            "port", "bad", f"{head_connection.join_address(host, port)}: {error}",
+            "port", "bad", f"{addresses.join_address(host, port)}: {error}",
             f"on the head's machine: shoal status; from here: nc -vz {host} {port}",
         )  # fmt: skip
     took_ms = (time.monotonic() - begin) * 1e3
     return Finding(
-        "port", "good", f"{head_connection.join_address(host, port)} answers in {took_ms:.1f} ms"
+        "port", "good", f"{addresses.join_address(host, port)} answers in {took_ms:.1f} ms"
     )
 
 
-def _reach_help(url: str, problem: str) -> str:
-    if "clock" in problem:
+def _reach_help(url: str, problem: tls.CertificateProblem | None) -> str:
+    if problem is not None:
         return "timedatectl set-ntp true, on the machine whose clock is wrong"
-    if url.startswith(head_connection.LOCAL_PREFIX):
+    if url.startswith(addresses.LOCAL_PREFIX):
         return "shoal up"
     return "shoal join CODE@HOST, with a new code of `shoal code`"
 
@@ -266,11 +258,11 @@ def _devices(status: messages.PoolStatus) -> Iterator[Finding]:
             text = f"{node.name} is {node.state}, last heard {ago(node.last_beat_s)} ago"
             gone = f"; if it is gone for good: shoal revoke {node.name}"
             yield Finding("node", "bad", text, f"on that machine: shoal node{gone}")
-        if abs(node.clock_ahead_s) > CLOCK_S_MAX:
+        if abs(node.clock_ahead_s) > limits.CLOCK_S_MAX:
             text = f"{node.name}: its clock is {node.clock_ahead_s:+.0f} s off the head's"
             yield Finding("clocks", "bad", text, "timedatectl set-ntp true, on that machine")
         for failure in node.failures:
-            yield Finding("node", "bad", f"{node.name}: {failure}", "look at the output there")
+            yield Finding("node", "bad", f"{node.name}: {failure}", "read the output of that node")
         if node.folders:
             text = f"{node.name} reads training data below {', '.join(node.folders)}"
             yield Finding("data", "good", text)
@@ -285,7 +277,7 @@ def _devices(status: messages.PoolStatus) -> Iterator[Finding]:
 @pool_option
 @json_option
 def doctor(pool: str | None, as_json: bool) -> None:
-    """Find what is wrong with an installation or connection, and what to type."""
+    """Find faults of an installation or connection, and print what to type."""
     found: list[Finding] = []
     checks: list[Callable[[], Iterator[Finding]]] = [
         installation,

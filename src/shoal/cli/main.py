@@ -1,4 +1,4 @@
-"""Entry point of the `shoal` command. Verbs are imported when they are called, so `--help` is quick."""
+"""Entry point of the `shoal` command. It imports a command's module on use, so `--help` is quick."""
 
 from __future__ import annotations
 
@@ -8,32 +8,29 @@ import os
 
 import click
 
-#: verb -> "module:attribute" of its click command, and what `shoal --help` says of it.
+#: command -> "module:attribute" of its click command, and its line in `shoal --help`.
 VERBS = {
     "up": ("shoal.cli.up:up", "Start a pool on this machine."),
-    "down": ("shoal.cli.up:down", "End a pool that runs on this machine."),
-    "node": ("shoal.cli.up:node", "Add this machine's devices to a pool elsewhere."),
-    "join": ("shoal.cli.access:join", "Make this machine a client of a pool elsewhere."),
+    "down": ("shoal.cli.up:down", "End a pool or node on this machine."),
+    "node": ("shoal.cli.node:node", "Add this machine's devices to a remote pool."),
+    "join": ("shoal.cli.access:join", "Make this machine a client of a remote pool."),
     "code": ("shoal.cli.access:code", "Print a code with which one client or node can join."),
-    "clients": ("shoal.cli.access:clients", "Who has joined the pool."),
-    "revoke": ("shoal.cli.access:revoke", "Throw a client or node out."),
-    "audit": ("shoal.cli.access:audit", "What happened in the pool, newest last."),
-    "status": ("shoal.cli.status:status", "The pool, its nodes, devices and sessions."),
-    "devices": (
-        "shoal.cli.devices:devices",
-        "The pool's devices: free memory and measured speed.",
-    ),
-    "top": ("shoal.cli.top:top", "The pool live: devices, memory, calls and bytes a second."),
-    "doctor": ("shoal.cli.doctor:doctor", "Find what is wrong with an installation or connection."),
+    "clients": ("shoal.cli.access:clients", "List the clients and nodes of the pool."),
+    "revoke": ("shoal.cli.access:revoke", "Remove a client or node from the pool."),
+    "audit": ("shoal.cli.access:audit", "List the pool's events, newest last."),
+    "status": ("shoal.cli.status:status", "Show the pool, its nodes, devices and sessions."),
+    "devices": ("shoal.cli.devices:devices", "List the pool's devices, free memory and speed."),
+    "top": ("shoal.cli.top:top", "Show devices, memory, calls and bytes per second, live."),
+    "doctor": ("shoal.cli.doctor:doctor", "Find faults of an installation or connection."),
     "simulate": ("shoal.cli.simulate:simulate", "Simulate a trace of tasks on a pool."),
-    "why": ("shoal.cli.why:why", "Why a task of a simulated pool waits, and when it will run."),
+    "why": ("shoal.cli.why:why", "Explain why a task of a simulated pool waits."),
     "version": ("shoal.cli.main:version", "Print the version."),
 }
-INTERRUPTED = 130  # what shells return for a program that Ctrl-C ended
+INTERRUPTED = 130  # exit code of a program that Ctrl-C ended
 
 
 class LazyGroup(click.Group):
-    """A click group that imports a verb's module only when the verb is used."""
+    """A click group that imports a command's module only when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -62,7 +59,7 @@ class LazyGroup(click.Group):
             raise click.UsageError(error.message + _did_you_mean(args[0]), ctx) from None
 
     def invoke(self, ctx: click.Context) -> object:
-        """Whatever goes wrong is one message; SHOAL_DEBUG=1 shows where it came from."""
+        """Turn every error into one message; SHOAL_DEBUG=1 shows the traceback."""
         from shoal.errors import ShoalError
 
         try:
@@ -77,7 +74,7 @@ class LazyGroup(click.Group):
             if isinstance(error, ShoalError):
                 raise click.ClickException(str(error)) from None
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
-                raise  # nobody reads on: click ends without a word
+                raise  # nobody reads stdout: click exits silently
             raise click.ClickException(_unexpected(error)) from None
 
 
@@ -94,13 +91,13 @@ def _unexpected(error: Exception) -> str:
     text = describe(error)
     if not isinstance(error, OSError):
         text = f"this is a bug in Shoal: {text}"
-    return f"{text}. SHOAL_DEBUG=1 shows where."
+    return f"{text}. SHOAL_DEBUG=1 shows the traceback."
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="shoal", message="shoal %(version)s")
 def main() -> None:
-    """Shoal: the GPUs of many machines as one PyTorch device."""
+    """Shoal: a PyTorch device that runs operators in worker processes, local or remote."""
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""`shoal status`, and how devices and sessions are listed."""
+"""`shoal status`, and the tables of devices and sessions."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from shoal.units import show_bytes
 SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64"}
 
 
-def look(url: str) -> messages.PoolStatus:
-    return ask(url, messages.Look(), messages.PoolStatus)
+def read_status(url: str) -> messages.PoolStatus:
+    return ask(url, messages.AskStatus(), messages.PoolStatus)
 
 
 @click.command()
 @pool_option
 @json_option
 def status(pool: str | None, as_json: bool) -> None:
-    """The pool, its nodes, devices and sessions."""
-    found = look(pool_url(pool))
+    """Show the pool, its nodes, devices and sessions."""
+    found = read_status(pool_url(pool))
     if as_json:
         print_json(found)
         return
@@ -58,7 +58,7 @@ def status(pool: str | None, as_json: bool) -> None:
 def print_devices(
     found: list[messages.DeviceInfo], profiles: Mapping[int, DeviceProfile] | None = None
 ) -> None:
-    """A line for each device; with `profiles`, also what was measured."""
+    """Print a line for each device; with `profiles`, also its measured speed."""
     rows = [
         [
             str(d.number), d.name, d.node, d.kind, show_bytes(d.memory_bytes), show_bytes(d.free_bytes),

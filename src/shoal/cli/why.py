@@ -99,7 +99,7 @@ def why(
 
 
 def find(trace: Trace, wanted: str) -> str:
-    """The name of the task that is meant. A ValueError names those that are near."""
+    """Return the full name of the task. The ValueError for none lists similar names."""
     names = [task.name for task in trace.tasks]
     if wanted in names:
         return wanted
@@ -118,7 +118,7 @@ def _listed(names: list[str]) -> str:
 
 
 def investigate(run: Simulation, number: int, at_s: float | None, follow: bool) -> Report:
-    """Simulates up to the round that decides about the task at `at_s`, and explains that."""
+    """Simulate up to the round that decides about the task at `at_s`, and explain it."""
     task = run.tasks[number]
     at_s = task.arrival_s if at_s is None else at_s
     report = Report(task=task.name, state="waits", arrival_s=task.arrival_s, at_s=at_s)
@@ -194,5 +194,5 @@ def _print(report: Report) -> None:
 
 
 def _at(seconds: float) -> str:
-    """A moment: seconds for `--at`, hours for people."""
+    """Return a time as seconds for `--at` and hours for people."""
     return f"{seconds:.0f} s ({seconds / 3600:.2f} h)"

@@ -42,7 +42,7 @@ class BadInput(click.ClickException):
 
 
 def options(command: Command) -> Command:
-    """Adds the options that say what is run, and how."""
+    """Add the options that describe the workload and the policy."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -50,7 +50,7 @@ def options(command: Command) -> Command:
 
 @contextmanager
 def bad_input() -> Iterator[None]:
-    """Errors about what was read (`InputError` among them) end the command with their text."""
+    """End the command with the text of an error about its input."""
     try:
         yield
     except ValueError as error:
@@ -79,7 +79,7 @@ def check_numbers(round_s: float, restart_cost_s: float, together_max: int, bala
 
 
 def load(throughputs: str, devices: str, quotas: tuple[str, ...]) -> tuple[Throughputs, Pool]:
-    """The table and the pool. A ValueError says what is wrong with them."""
+    """Return the table and the pool. The ValueError for bad ones says what is wrong."""
     limits = {}
     for quota in quotas:
         owner, _, number = quota.partition("=")

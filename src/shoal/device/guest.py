@@ -37,7 +37,7 @@ _replaced: list[tuple[Any, str, Any]] = []  # where, name, torch's own
 
 
 def hide() -> None:
-    """Makes torch answer as if there were no accelerator, until the device is wanted."""
+    """Make torch answer as if there were no accelerator, until the program wants the device."""
     for name in _RAISING:
         _replace(torch._C, _PREFIX + name, _raise)
     for name, answer in _ANSWERS.items():
@@ -47,7 +47,7 @@ def hide() -> None:
 
 
 def show() -> None:
-    """Puts torch's own functions back."""
+    """Restore torch's own functions."""
     while _replaced:
         where, name, own = _replaced.pop()
         setattr(where, name, own)
@@ -74,5 +74,5 @@ def _set_device_index(index: int) -> None:
 
 
 def _activities() -> set[Any]:
-    """What the profiler can record without a device: the CPU."""
+    """Return what the profiler can record without a device: the CPU."""
     return {torch._C._profiler.ProfilerActivity.CPU}

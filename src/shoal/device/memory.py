@@ -18,17 +18,17 @@ def _use(device: Any) -> dict[str, int]:
 
 
 def memory_allocated(device: Any = None) -> int:
-    """Bytes in live tensors."""
+    """Return the bytes in live tensors."""
     return _use(device).get("allocated_bytes", 0)
 
 
 def max_memory_allocated(device: Any = None) -> int:
-    """The most bytes that were in live tensors since `reset_peak_memory_stats`."""
+    """Return the most bytes in live tensors since `reset_peak_memory_stats`."""
     return _use(device).get("peak_bytes", 0)
 
 
 def memory_reserved(device: Any = None) -> int:
-    """Bytes that the worker holds, with what it keeps for the next allocations."""
+    """Return the bytes that the worker holds, with those it keeps for later allocations."""
     if not _core.device_count():
         return 0
     index = _index(device)
@@ -55,13 +55,13 @@ def mem_get_info(device: Any = None) -> tuple[int, int]:
 
 
 def empty_cache() -> None:
-    """Gives memory that workers keep for later back to their machines."""
+    """Return memory that workers keep for later to their machines."""
     if _core.device_count():
         _core.trim()
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
-    """Counters under the names that `torch.cuda.memory_stats` uses, and the worker's own."""
+    """Return counters under `torch.cuda.memory_stats`' names, and the worker's own."""
     if not _core.device_count():
         return {}
     index = _index(device)
@@ -80,7 +80,7 @@ def memory_stats(device: Any = None) -> dict[str, int]:
 
 
 def memory_summary(device: Any = None) -> str:
-    """A table for people."""
+    """Return a readable table of the counters."""
     stats = memory_stats(device)
     width = max((len(name) for name in stats), default=0)
     lines = [f"shoal:{_index(device)} memory"]
@@ -89,7 +89,7 @@ def memory_summary(device: Any = None) -> str:
 
 
 def traffic(device: Any = None) -> dict[str, int]:
-    """What went between client and device: messages, bytes in and out, bytes the client copied.
+    """Return messages and bytes between client and device, and bytes that the client copied.
 
     >>> torch.shoal.traffic()["bytes_in"]
     """

@@ -80,7 +80,7 @@ __all__ = [
 
 
 def is_available() -> bool:
-    """Whether torch and libraries may pick the device by themselves.
+    """Return whether torch and libraries may pick the device by themselves.
 
     That is so once the user asked for a pool (SHOAL_DEFAULT=1, SHOAL_POOL, `shoal join`) or the program
     has named the device. Naming it works either way: it starts a pool where none is joined.
@@ -89,12 +89,12 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """Whether this program holds a lease."""
+    """Return whether this program holds a lease."""
     return _core.device_count() > 0
 
 
 def init() -> None:
-    """Joins $SHOAL_POOL or starts a pool, unless there is a lease already."""
+    """Join $SHOAL_POOL or start a pool, unless there is a lease already."""
     _lazy_init()
 
 
@@ -123,7 +123,7 @@ def current_device() -> int:
 
 
 def _index(device: Any = None) -> int:
-    """The number of a device given as int, string, torch.device or None (the current one)."""
+    """Return the index of a device given as int, string, torch.device or None (the current one)."""
     if device is None:
         return current_device()
     if isinstance(device, int):
@@ -135,7 +135,7 @@ def _index(device: Any = None) -> int:
 
 
 def set_device(device: Any) -> None:
-    """Makes a device the one that `torch.device("shoal")` means in this thread."""
+    """Make a device the one that `torch.device("shoal")` means in this thread."""
     index = _index(device)
     count = _core.device_count() or 1
     if not 0 <= index < count:
@@ -181,7 +181,7 @@ class device_of(device):
 
 
 def synchronize(device: Any = None) -> None:
-    """Waits until the device has done everything so far, and raises what went wrong."""
+    """Wait until the device has done everything so far, and raise its errors."""
     if _is_in_bad_fork():
         _lazy_init()  # raises
     if is_initialized():
@@ -189,7 +189,7 @@ def synchronize(device: Any = None) -> None:
 
 
 def get_device_properties(device: Any = None) -> Any:
-    """What the pool says about the device."""
+    """Return what the pool knows about the device."""
     from shoal.device import leases
 
     devices = leases.device_info()
@@ -214,7 +214,7 @@ def is_bf16_supported() -> bool:
 
 
 def whole_rnn(whole: bool | None = None) -> bool:
-    """Whether recurrent layers run whole on the device, or in steps.
+    """Return whether recurrent layers run whole on the device, or in steps.
 
     Whole is fast, but has no second derivative. Returns the setting; sets it first if one is given.
     """

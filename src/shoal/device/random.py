@@ -17,17 +17,17 @@ def _index(device: Any) -> int:
 
 
 def default_generator(device: Any = None) -> torch.Generator:
-    """The generator that random operators use where none is given."""
+    """Return the generator of random operators that are given none."""
     return _core.default_generator(_index(device))
 
 
 def manual_seed(seed: int) -> None:
-    """Seeds the current device."""
+    """Seed the current device."""
     default_generator().manual_seed(int(seed))
 
 
 def manual_seed_all(seed: int) -> None:
-    """Seeds every device, also those of later leases."""
+    """Seed every device, also those of later leases."""
     _core.seed_default_generators(int(seed) % 2**64)
 
 

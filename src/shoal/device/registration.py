@@ -16,7 +16,7 @@ _registered = False
 
 
 def register() -> None:
-    """Names PrivateUse1 `shoal` and attaches `torch.shoal`. Starts no process and takes no lease."""
+    """Name PrivateUse1 `shoal` and attach `torch.shoal`. Start no process and take no lease."""
     global _registered
     if _registered:
         return

@@ -22,16 +22,16 @@ from shoal import _core
 from shoal.device import leases
 from shoal.errors import ProtocolError, ShareError
 from shoal.pool.base import limits, paths
+from shoal.pool.base.addresses import LOCAL_PREFIX
 from shoal.pool.base.process import check_same_user
-from shoal.pool.client.head_connection import LOCAL_PREFIX, default_url
+from shoal.pool.client.head_connection import default_url
 from shoal.pool.node.share_server import make_memory, socket_address
 from shoal.pool.wire import frames, messages, share_messages
 
 __all__ = ["Handle", "acquire", "open", "release", "share", "shares", "unshare"]
 
-Answer = TypeVar("Answer", bound=messages.Message)
+Answer = TypeVar("Answer", bound=share_messages.FromAgent)
 
-ACQUIRE_S = 60.0
 _PREFIX = "shoal-share"
 _HANDLE = re.compile(_PREFIX + r":1:([\w.+/-]{1,128}):([0-9a-f]{16}):([0-9a-f]{48})", re.ASCII)
 
@@ -92,13 +92,13 @@ _parts: weakref.WeakKeyDictionary[leases.Lease, list[_Part]] = weakref.WeakKeyDi
 
 
 def share(tensor: torch.Tensor, mode: share_messages.ShareMode = "read") -> Handle:
-    """Lets other programs of yours on this machine have this tensor's memory: the same bytes, no copy.
+    """Share this tensor's memory with your other programs on this machine, without a copy.
 
     The tensor stays alive and shared until `unshare`, or until this program's lease ends.
 
     Args:
         tensor: on the shoal device. Its whole storage is shared; the opener gets the same view of it.
-        mode: "read": everybody reads, and from now on nobody writes, this program included.
+        mode: "read": read-only from now on for every program, this one included.
             "exclusive": one program at a time reads and writes, this one first: see `shoal.acquire`.
 
     >>> table = torch.randn(1000, 64, device="shoal")
@@ -128,7 +128,7 @@ def share(tensor: torch.Tensor, mode: share_messages.ShareMode = "read") -> Hand
         fds += received
         if len(received) != 2:
             raise ShareError("the node answered without the descriptors that belong to a share")
-        shared = _core.SharedMemory(
+        shared = _core.SharedDescriptors(
             memory=memory, control=received[0], line=received[1], participant=made.participant
         )
         _core.share(tensor.detach(), member, shared, mode == "exclusive")
@@ -142,7 +142,7 @@ def share(tensor: torch.Tensor, mode: share_messages.ShareMode = "read") -> Hand
 
 
 def open(handle: str) -> torch.Tensor:
-    """The tensor that another program of yours shares: its memory itself, on `torch.device("shoal")`.
+    """Return the tensor that another program of yours shares, on `torch.device("shoal")`.
 
     It stays open until the tensor is freed. If its owner ends or takes it back, using it raises
     `shoal.ShareRevokedError`. A program without a lease gets one of the handle's pool.
@@ -161,7 +161,7 @@ def open(handle: str) -> torch.Tensor:
             raise ShareError("the node answered without the descriptors that belong to a share")
         layout = opened.layout
         dtype = _check_layout(layout, opened.bytes)
-        shared = _core.SharedMemory(
+        shared = _core.SharedDescriptors(
             memory=fds[0], control=fds[1], line=fds[2], participant=opened.participant
         )
         tensor = _core.open_shared(
@@ -179,7 +179,7 @@ def open(handle: str) -> torch.Tensor:
 
 
 def unshare(what: str | torch.Tensor) -> None:
-    """Takes back what this program shares. It keeps the tensor; with the others it ends.
+    """Stop sharing a tensor. This program keeps it; the others lose it.
 
     Of an exclusive share, `acquire` it first if what another program is writing matters.
 
@@ -212,8 +212,8 @@ class Acquired:
         _release(self._part)
 
 
-def acquire(what: str | torch.Tensor, *, timeout_s: float = ACQUIRE_S) -> Acquired:
-    """Waits until this program has an exclusive share for itself, in the order of asking.
+def acquire(what: str | torch.Tensor, *, timeout_s: float = limits.ACQUIRE_S) -> Acquired:
+    """Wait until this program holds an exclusive share, in the order of asking.
 
     Args:
         what: its handle, or the tensor from `shoal.share` or `shoal.open`.
@@ -237,7 +237,7 @@ def acquire(what: str | torch.Tensor, *, timeout_s: float = ACQUIRE_S) -> Acquir
 
 
 def release(what: str | torch.Tensor) -> None:
-    """Lets other programs have an exclusive share, once all that was sent to the device is done.
+    """Let other programs hold an exclusive share, once all work sent to the device is done.
 
     >>> handle = shoal.share(weights, mode="exclusive")   # this program holds it
     >>> shoal.release(handle)
@@ -255,11 +255,11 @@ def _release(part: _Part) -> None:
             )
 
 
-# --- to look at ------------------------------------------------------------------------------------
+# --- listing --------------------------------------------------------------------------------------
 
 
 def shares() -> list[share_messages.ShareInfo]:
-    """What your programs share on this machine with the nodes of this program's lease.
+    """List what your programs share on this machine, on the nodes of this program's lease.
 
     >>> for share in shoal.shares():
     ...     print(share.owner_pid, share.bytes, share.mode, share.readers)
@@ -302,7 +302,7 @@ def _is_here(device: messages.GrantedDevice) -> bool:
 
 
 def _local_member(lease: leases.Lease, index: int) -> int:
-    """The member device where shared memory of device `index` lies."""
+    """Return the member device that holds shared memory of device `index`."""
     near = enumerate(zip(lease.granted, lease.by_network, strict=True))
     here = [i for i, (device, by_network) in near if _is_here(device) and not by_network]
     if index > 0 and len(lease.granted) > 1:
@@ -340,7 +340,7 @@ def _lease_for(name: _Name) -> leases.Lease:
 
 
 def _device_for(lease: leases.Lease, name: _Name) -> messages.GrantedDevice:
-    """A device of the lease on the node where the memory is."""
+    """Return a device of the lease on the node where the memory is."""
     for device in lease.granted:
         if _place_of(device) != name.place:
             continue
@@ -371,7 +371,7 @@ def _check_layout(layout: share_messages.ShareLayout, size: int) -> torch.dtype:
 
 
 def _part_of(what: str | torch.Tensor, *, owned: bool = False) -> _Part:
-    """This program's part in a share, by handle or tensor."""
+    """Return this program's part in a share, by handle or tensor."""
     lease = leases.current()
     parts = _parts.get(lease, []) if lease is not None else []
     if isinstance(what, torch.Tensor):
@@ -397,13 +397,13 @@ def _close(fds: list[int]) -> None:
 
 def _ask(
     address: str,
-    request: messages.Message,
+    request: share_messages.FromClient,
     answer: type[Answer],
     fds: list[int] | None = None,
     *,
     timeout_s: float = limits.ANSWER_S,
 ) -> tuple[Answer, list[int]]:
-    """One request to a share server. ShareError if it refuses or does not answer."""
+    """Send one request to a share server. Raise ShareError if it refuses or does not answer."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     inbox = frames.Inbox(fds_max=3)
     try:
@@ -429,10 +429,12 @@ def _ask(
     raise ShareError(f"the node answered {type(message).__name__}")
 
 
-def _receive(connection: socket.socket, inbox: frames.Inbox, timeout_s: float) -> messages.Message:
+def _receive(
+    connection: socket.socket, inbox: frames.Inbox, timeout_s: float
+) -> share_messages.FromAgent:
     deadline = time.monotonic() + timeout_s
-    while (message := inbox.next()) is None:
+    while (message := inbox.next(share_messages.FROM_AGENT)) is None:
         connection.settimeout(max(0.001, deadline - time.monotonic()))
         if not inbox.read(connection):
-            raise ProtocolError("it closed the connection")
+            raise frames.Closed
     return message

@@ -55,7 +55,7 @@ def test_a_verb_like_no_other_names_the_help(tmp_path: Path) -> None:
 BROKEN = """
 import shoal.cli.status, sys
 def broken(url): raise {error}
-shoal.cli.status.look = broken
+shoal.cli.status.read_status = broken
 from shoal.cli.main import main
 main(["status"])
 """

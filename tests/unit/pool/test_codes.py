@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.pool.access import codes
-from shoal.pool.access.codes import Bucket, CodeError, Desk, IssuedCode, JoinRefused
+from shoal.pool.access.codes import Bucket, CodeError, Desk, IssuedCode, JoinRefused, Quota
 from shoal.pool.base import limits
-from shoal.pool.head.leases import Quota
 
 SYMBOLS = st.sampled_from(codes.SYMBOLS)
 

@@ -99,7 +99,7 @@ def test_files_that_are_no_identity(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.pem"
     path.write_text(text)
     path.chmod(0o600)
-    with pytest.raises(PoolError, match="no identity file"):
+    with pytest.raises(PoolError, match="not an identity file"):
         tls.Identity.load(path)
     with pytest.raises(PoolError, match="shoal join"):
         tls.Identity.load(tmp_path / "none.pem")

@@ -9,13 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from shoal.pool.access.codes import Quota
 from shoal.pool.head.leases import (
     SESSIONS_MAX,
     Granted,
     Held,
     LeaseRefused,
     LeaseTable,
-    Quota,
     Request,
 )
 
@@ -283,7 +283,7 @@ def test_refusals_say_what_there_is() -> None:
         table(100).grant(Request(2))
     with pytest.raises(LeaseRefused, match="101 B free was asked for"):
         table(100).grant(Request(1, 101))
-    with pytest.raises(LeaseRefused, match="a lease has at most 32"):
+    with pytest.raises(LeaseRefused, match="devices must be from 1 to 32 \\(got 33\\)"):
         table(*[100] * 40).grant(Request(33))
     with pytest.raises(LeaseRefused, match="at most 1"):
         table(100).grant(Request(1, fraction=1.5))

@@ -7,7 +7,6 @@ import itertools
 import os
 import socket
 import struct
-import typing
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,9 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import ProtocolError
-from shoal.pool.wire import data_messages, frames, messages, node_messages
+from shoal.pool.wire import (
+    data_messages,
+    frames,
+    join_messages,
+    messages,
+    node_messages,
+    session_messages,
+)
 from shoal.pool.wire.frames import Inbox, encode
-from shoal.pool.wire.messages import Message, Versions
+from shoal.pool.wire.session_messages import Versions
+from tests.support import wire
 
 STRUCTS: dict[type, st.SearchStrategy[Any]] = {}
 built: dict[type, st.SearchStrategy[Any]] = {}
@@ -71,9 +78,8 @@ def _bounded(field: msgspec.inspect.Field) -> msgspec.inspect.Type:
     return field.type
 
 
-KINDS = typing.get_args(Message)
-MESSAGES: st.SearchStrategy[Message] = st.one_of(
-    *(values(msgspec.inspect.type_info(kind)) for kind in KINDS)
+MESSAGES: st.SearchStrategy[msgspec.Struct] = st.one_of(
+    *(values(msgspec.inspect.type_info(kind)) for kind in wire.KINDS)
 )
 
 
@@ -87,10 +93,10 @@ class Bytes:
         return self.pieces.pop(0) if self.pieces else b""
 
 
-def read_all(pieces: list[bytes]) -> list[Message]:
+def read_all(pieces: list[bytes]) -> list[msgspec.Struct]:
     inbox, source, found = Inbox(), Bytes([p for p in pieces if p]), []
     while inbox.read(source):  # type: ignore[arg-type]
-        while (message := inbox.next()) is not None:
+        while (message := inbox.next(wire.ANY)) is not None:
             found.append(message)
     return found
 
@@ -105,7 +111,9 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 @given(st.lists(MESSAGES, max_size=5), st.lists(st.integers(0, 2000), max_size=8))
-def test_messages_survive_any_cutting_of_the_stream(sent: list[Message], cuts: list[int]) -> None:
+def test_messages_survive_any_cutting_of_the_stream(
+    sent: list[msgspec.Struct], cuts: list[int]
+) -> None:
     stream = b"".join(map(encode, sent))
     edges = [0, *sorted(min(c, len(stream)) for c in cuts), len(stream)]
     pieces = [stream[a:b] for a, b in itertools.pairwise(edges)]
@@ -120,7 +128,7 @@ def test_any_bytes_are_messages_or_protocol_errors(data: bytes) -> None:
 
 @given(MESSAGES, st.data())
 def test_a_changed_byte_never_escapes_as_another_error(
-    message: Message, data: st.DataObject
+    message: msgspec.Struct, data: st.DataObject
 ) -> None:
     frame = bytearray(encode(message))
     at = data.draw(st.integers(0, len(frame) - 1))
@@ -130,7 +138,7 @@ def test_a_changed_byte_never_escapes_as_another_error(
 
 
 def test_every_message_says_who_says_it_to_whom() -> None:
-    for kind in KINDS:
+    for kind in wire.KINDS:
         assert "→" in kind.__doc__ or "Either way" in kind.__doc__, kind
 
 
@@ -139,21 +147,35 @@ def test_every_message_says_who_says_it_to_whom() -> None:
     [
         messages.Refusal("x" * 3000),
         messages.AskLease(1, 1, list(range(3000))),
-        messages.Join("x" * 65, "", "", "", ""),
+        join_messages.Join("x" * 65, "", "", "", ""),
         messages.ReadAudit(100_000),
         node_messages.NodeRevoke(-1, 5),
         node_messages.Revoke(-1),
-        messages.Hello(Versions("", "", 1), "", 1, 33),
-        messages.Peers([messages.Peer("x", 1)] * 33, 0),
+        session_messages.Hello(Versions("", "", 1), "", 1, 33),
+        session_messages.Peers([session_messages.Peer("x", 1)] * 33, 0),
         messages.Resumed([(-1, 5)]),
         data_messages.ReadSamples(1, 1, bytes(8 * 2**14 + 1), 0, 1),
         data_messages.OpenData(1, 0, [data_messages.DataPath("/" + "x" * 2048)]),
-        messages.ReaderReady(0, 1),
+        session_messages.ReaderReady(0, 1),
     ],
 )
-def test_fields_out_of_bounds_are_refused(message: Message) -> None:
+def test_fields_out_of_bounds_are_refused(message: msgspec.Struct) -> None:
     with pytest.raises(ProtocolError, match="malformed"):
         read_all([encode(message)])
+
+
+@pytest.mark.parametrize("link", wire.LINKS)
+def test_a_link_takes_its_own_messages_and_no_others(link: str) -> None:
+    union, decoder = wire.LINKS[link]
+    own = wire.kinds(union)
+    for kind in wire.KINDS:
+        tag = kind.__struct_config__.tag
+        body = msgspec.msgpack.encode({"type": tag})
+        try:
+            known = isinstance(frames.decode(body, decoder), kind)
+        except ProtocolError as error:
+            known = "missing required field" in str(error)
+        assert known == (kind in own), kind
 
 
 def test_a_refusal_fits_its_frame() -> None:
@@ -188,7 +210,7 @@ def test_descriptors_arrive_with_their_frame(pair: tuple[socket.socket, socket.s
     read_end, write_end = os.pipe()
     frames.send(left, node_messages.Revoke(7), [write_end])
     os.close(write_end)
-    message, fds = frames.receive(right, fds_max=1)
+    message, fds = frames.receive(right, wire.ANY, fds_max=1)
     assert message == node_messages.Revoke(7)
     os.write(fds[0], b"x")
     assert os.read(read_end, 1) == b"x"
@@ -204,7 +226,7 @@ def test_descriptors_of_a_refused_frame_are_closed(
     before = set(os.listdir("/proc/self/fd"))
     socket.send_fds(left, [struct.pack("<I", 1) + b"\xc1"], [left.fileno()])
     with pytest.raises(ProtocolError):
-        frames.receive(right, fds_max=1)
+        frames.receive(right, wire.ANY, fds_max=1)
     assert set(os.listdir("/proc/self/fd")) == before
 
 
@@ -215,7 +237,7 @@ def test_descriptors_over_the_limit_never_stay_open(
     before = set(os.listdir("/proc/self/fd"))
     socket.send_fds(left, [encode(node_messages.Revoke(1))], [left.fileno()] * 8)
     try:
-        _, fds = frames.receive(right, fds_max=1)
+        _, fds = frames.receive(right, wire.ANY, fds_max=1)
     except ProtocolError:
         fds = []
     for fd in fds:
@@ -228,18 +250,18 @@ def test_silence_and_closing_are_told_apart(pair: tuple[socket.socket, socket.so
     left, right = pair
     right.settimeout(0.01)
     with pytest.raises(ProtocolError, match="in time"):
-        frames.receive(right)
+        frames.receive(right, wire.ANY)
     left.close()
     with pytest.raises(ProtocolError, match="closed"):
-        frames.receive(right)
+        frames.receive(right, wire.ANY)
 
 
 def test_versions_that_differ_are_both_named() -> None:
     ours = Versions("0.1.0", "2.13.0", 1)
-    assert messages.version_mismatch(ours, ours) is None
+    assert session_messages.version_mismatch(ours, ours) is None
     for other in (Versions("0.2.0", "2.13.0", 1), Versions("0.1.0", "2.14.0", 1)):
-        text = messages.version_mismatch(other, ours)
+        text = session_messages.version_mismatch(other, ours)
         assert text is not None
         for version in (ours.shoal, ours.torch, other.shoal, other.torch):
             assert version in text
-    assert messages.version_mismatch(Versions("0.1.0", "2.13.0", 2), ours) is not None
+    assert session_messages.version_mismatch(Versions("0.1.0", "2.13.0", 2), ours) is not None

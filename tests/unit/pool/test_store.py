@@ -14,7 +14,8 @@ import pytest
 
 from shoal.errors import PoolError
 from shoal.pool.access import codes
-from shoal.pool.head.leases import LeaseTable, Quota, Request
+from shoal.pool.access.codes import Quota
+from shoal.pool.head.leases import LeaseTable, Request
 from shoal.pool.head.store import Store, StoredClient, StoredLease, StoreError
 from shoal.pool.wire.end_reasons import End, Why
 from tests.support import programs
@@ -135,7 +136,7 @@ def test_a_file_that_is_no_state_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_the_audit_log_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.pool.head.store.AUDIT_ENTRIES_MAX", 500)
+    monkeypatch.setattr("shoal.pool.base.limits.AUDIT_ENTRIES_MAX", 500)
     store = Store(None)
     for i in range(2500):
         store.write_audit(float(i), "x" * 100, "test", "y" * 1000)

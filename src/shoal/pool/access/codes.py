@@ -1,7 +1,7 @@
 """Join codes: what is written on them, and the desk that accepts them. Pure: time is passed in.
 
 A code is 40 symbols in groups of eight: 3 name it, 16 are its secret (80 bits), 20 are the pin of the
-head's certificate (100 bits), and the last one is a check, so that a typing error is told at once.
+head's certificate (100 bits), and the last one is a check, so that a typing error is noticed at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from shoal.pool.base import limits
-from shoal.pool.head.leases import Quota
 
 SYMBOLS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # no I, L, O, U: they are mistaken for others
 _ALIKE = str.maketrans("ILO", "110")
@@ -23,11 +22,11 @@ ROLES = ("client", "node")
 
 
 class CodeError(ValueError):
-    """The text is no join code; the message says what to do."""
+    """The text is not a join code; the message says what to do."""
 
 
 class JoinRefused(Exception):
-    """Nobody joins with that; the text says why. It never says how nearly right a code was."""
+    """The code is refused. The text says why, but never how nearly right the code was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ def _symbols(data: bytes, count: int) -> str:
 
 
 def pin_of(certificate_der: bytes) -> str:
-    """What a code says of the head's certificate."""
+    """Return the pin of the head's certificate."""
     return _symbols(hashlib.sha256(certificate_der).digest(), PIN)
 
 
@@ -55,7 +54,7 @@ def _check_symbol(body: str) -> str:
 
 
 def write(code_id: str, secret: str, pin: str) -> str:
-    """The code as it is shown."""
+    """Return the text of a code."""
     body = code_id + secret + pin
     whole = body + _check_symbol(body)
     assert len(whole) == LENGTH
@@ -63,11 +62,11 @@ def write(code_id: str, secret: str, pin: str) -> str:
 
 
 def parse(text: str) -> ParsedCode:
-    """What a code says. Case, blanks and dashes do not matter, nor does O for 0 or I for 1."""
+    """Read a code. Case, blanks and dashes do not matter, nor does O for 0 or I for 1."""
     whole = "".join(text.upper().split()).replace("-", "").translate(_ALIKE)
     if len(whole) != LENGTH or any(c not in SYMBOLS for c in whole):
         raise CodeError(
-            f"that is no join code: one has {LENGTH} letters and digits in groups of {GROUP}. "
+            f"this is not a join code, which has {LENGTH} letters and digits in groups of {GROUP}. "
             "`shoal code` on the head's machine prints a new one."
         )
     if _check_symbol(whole[:-1]) != whole[-1]:
@@ -76,7 +75,7 @@ def parse(text: str) -> ParsedCode:
 
 
 def hash_secret(secret: str) -> bytes:
-    """All that the head keeps of a secret (80 random bits need no slow hash)."""
+    """Return the hash that the head keeps of a secret (80 random bits need no slow hash)."""
     return hashlib.sha256(b"shoal join " + secret.encode()).digest()
 
 
@@ -129,6 +128,14 @@ class Limiter:
 
 
 @dataclass(frozen=True, slots=True)
+class Quota:
+    """What a client may hold at once, over all its leases."""
+
+    devices: int | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class IssuedCode:
     code_id: str
     secret_hash: bytes
@@ -154,7 +161,7 @@ class Desk:
     def accept(
         self, code_id: str, secret: str, role: str, address: str, now: float, monotonic: float
     ) -> IssuedCode:
-        """The code, which from now on is used up. Whatever is wrong with it, the answer is the same."""
+        """Use a code up and return it. The refusal is the same, whatever is wrong."""
         if self.limiter.blocked(address, monotonic):
             raise JoinRefused("too many wrong codes came; wait a minute and try again.")
         code = self.codes.get(code_id)

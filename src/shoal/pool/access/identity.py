@@ -16,12 +16,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from shoal.errors import ProtocolError
-from shoal.pool.base import paths
+from shoal.pool.base import limits, paths
 from shoal.pool.wire.tls import Identity, server_name
 
-AUTHORITY_DAYS = 3650
-CERTIFICATE_DAYS = 365
-RENEW_DAYS = 60  # the head renews its own this long before its end
 _BACKDATED = datetime.timedelta(hours=1)  # clocks differ a little
 
 
@@ -38,7 +35,7 @@ def key_pem(key: ec.EllipticCurvePrivateKey) -> str:
 
 
 def request_pem(key: ec.EllipticCurvePrivateKey) -> str:
-    """A request to certify `key`: it proves that the sender has it. Names in it are not looked at."""
+    """Return a request to certify `key`, which proves possession of it. The head ignores its names."""
     builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
 
@@ -59,7 +56,7 @@ class Authority:
 
     @classmethod
     def open(cls, directory: Path, pool: str) -> Authority:
-        """The authority in `directory`; made there if there is none."""
+        """Open the authority in `directory`, or make one there."""
         path = directory / "authority.pem"
         if path.exists():
             paths.check_private(path)
@@ -70,7 +67,7 @@ class Authority:
         key = new_key()
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"shoal pool {pool}")])
         certificate = (
-            _builder(name, name, AUTHORITY_DAYS)
+            _builder(name, name, limits.AUTHORITY_DAYS)
             .public_key(key.public_key())
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_key_usage(authority=True), critical=True)
@@ -86,7 +83,7 @@ class Authority:
         return self._certificate.public_bytes(serialization.Encoding.PEM).decode()
 
     def sign_request(self, request: str, role: str, name: str) -> Issued:
-        """A certificate for the key in a PKCS #10 request, with the role and name that we choose."""
+        """Certify the key in a PKCS #10 request, with the role and name that the head chooses."""
         try:
             parsed = x509.load_pem_x509_csr(request.encode())
             public = parsed.public_key()
@@ -112,7 +109,7 @@ class Authority:
         names = x509.SubjectAlternativeName([x509.DNSName(server_name(role, name))])
         authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         certificate = (
-            _builder(subject, self._certificate.subject, CERTIFICATE_DAYS)
+            _builder(subject, self._certificate.subject, limits.CERTIFICATE_DAYS)
             .public_key(public)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(authority=False), critical=True)
@@ -128,13 +125,13 @@ class Authority:
         )
 
     def own_identity(self, directory: Path, role: str, name: str, now: float) -> Identity:
-        """The identity of one of the head's own processes, made anew when it is about to end."""
+        """Return the identity of one of the head's own processes; renew it before it expires."""
         path = directory / f"{role}.pem"
         if path.exists():
             kept = Identity.load(path)
             certificate = x509.load_pem_x509_certificate(kept.certificate.encode())
             days_left = (certificate.not_valid_after_utc.timestamp() - now) / 86400
-            if days_left > RENEW_DAYS and kept.authority == self.pem and kept.name == name:
+            if days_left > limits.RENEW_DAYS and kept.authority == self.pem and kept.name == name:
                 return kept
         key = new_key()
         issued = self.sign(key.public_key(), role, name)

@@ -23,7 +23,7 @@ class FolderError(ShoalError):
 
 
 def named(folders: Iterable[str]) -> list[str]:
-    """What an owner named, as resolved paths. Raises where that is no folder."""
+    """Return the folders that an owner named, as resolved paths. Raise PoolError for others."""
     found = []
     for folder in folders:
         resolved = os.path.realpath(folder)
@@ -39,7 +39,7 @@ def named(folders: Iterable[str]) -> list[str]:
 
 
 def split_pattern(text: str) -> tuple[str, str]:
-    """The part of a path before its first component with magic in it, and the rest.
+    """Split a path before its first component with a wildcard.
 
     >>> split_pattern("/data/shards/*.tar")
     ('/data/shards', '*.tar')
@@ -81,7 +81,7 @@ class Folders:
         return any(resolved.is_relative_to(folder) for folder in self._folders)
 
     def check(self, path: Path) -> None:
-        """Raises if what the path leads to is not below a folder that is served, or no file or folder.
+        """Raise unless the path leads to a file or folder below a folder that is served.
 
         What is outside gets one answer, whether it exists or not.
         """

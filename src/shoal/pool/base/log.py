@@ -97,7 +97,7 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _text(record: logging.LogRecord) -> str:
-    """The message in one line: nothing that came from elsewhere can forge a line of its own."""
+    """Return the message in one line: remote text cannot forge a line of its own."""
     text = record.getMessage()
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 

@@ -21,7 +21,7 @@ def check_name(name: str, what: str = "a name") -> str:
 
 
 def state_directory(pool: str) -> Path:
-    """The state of a pool of this user: $SHOAL_STATE, else under $XDG_STATE_HOME."""
+    """Return the state directory of this user's pool: $SHOAL_STATE, else under $XDG_STATE_HOME."""
     root = os.environ.get("SHOAL_STATE")
     if root is None:
         base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
@@ -30,7 +30,7 @@ def state_directory(pool: str) -> Path:
 
 
 def identity_file() -> Path:
-    """What `shoal join` writes: $SHOAL_IDENTITY, else under $XDG_CONFIG_HOME."""
+    """Return the file that `shoal join` writes: $SHOAL_IDENTITY, else under $XDG_CONFIG_HOME."""
     return Path(shoal_autoload.identity_file())
 
 
@@ -66,7 +66,7 @@ def _unwritable(path: Path, error: OSError) -> PoolError:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Writes a file that only this user can read, whole or not at all."""
+    """Write a file that only this user can read, whole or not at all."""
     check_writable(path)
     try:
         _write_whole(path, text)
@@ -89,23 +89,23 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 def check_private(path: Path) -> None:
-    """Refuses a secret that others can read."""
+    """Raise PoolError for a secret that other users can read."""
     mode = path.stat().st_mode
     if mode & 0o077:
         raise PoolError(f"others can read {path}, which holds a key. Type: chmod 600 {path}")
 
 
 def local_pool_id(pool: str) -> str:
-    """The id of this user's pool of that name, in sockets and URLs."""
+    """Return the id of this user's pool of that name, in sockets and URLs."""
     return f"{os.getuid()}-{check_name(pool, 'a pool name')}"
 
 
 def machine_id() -> str:
-    """Differs between machines, and between starts of one."""
+    """Return an id that differs between machines, and between boots of one."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
 
 
 def socket_name(pool_id: str, part: str) -> str:
-    """An abstract Unix address: it leaves no file behind. Both ends check whose process it is."""
+    """Return an abstract Unix address, which leaves no file behind. Both ends check the user."""
     return f"\0shoal/{pool_id}/{part}"

@@ -11,38 +11,39 @@ import socket
 import struct
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from shoal.errors import ProtocolError, describe
+from shoal.pool.base import limits
 
 _PR_SET_PDEATHSIG = 1
 READY = b"ready\n"
 FAILED = b"failed "
-REPORT_BYTES_MAX = 4096  # what a pipe takes in one piece
 
 
 def die_with_parent_thread() -> None:
-    """The kernel kills this process when the thread that started it ends.
+    """Have the kernel kill this process when the thread that started it ends.
 
     Only right where that thread is its process's main one.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def report_ready() -> None:
+def report_ready(fd: int = 1) -> None:
     """Tell the process that started this one, by our stdout, that it is ready."""
     with suppress(OSError):  # it has ended: so will this process
-        os.write(1, READY)
+        os.write(fd, READY)
 
 
 def report_failure(reason: str) -> None:
     """Tell the process that started this one why it cannot start."""
-    line = " ".join(reason.split()).encode()[: REPORT_BYTES_MAX - len(FAILED) - 1]
+    line = " ".join(reason.split()).encode()[: limits.REPORT_BYTES_MAX - len(FAILED) - 1]
     with suppress(OSError):
         os.write(1, FAILED + line + b"\n")
 
 
 def start_problem(error: BaseException) -> str:
-    """Why a part of a pool cannot start, for `report_failure`."""
+    """Return why a process of a pool cannot start, for `report_failure`."""
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         return (
             "another pool or node of this user has the same name on this machine, with its state in "
@@ -52,14 +53,28 @@ def start_problem(error: BaseException) -> str:
 
 
 def failure_in(report: bytes) -> str | None:
-    """What `report_failure` said, if it did."""
+    """Return the reason in a report of `report_failure`, or None for another report."""
     if not report.startswith(FAILED):
         return None
     return report.removeprefix(FAILED).decode(errors="replace").strip()
 
 
+@dataclass
+class Backoff:
+    """When to start a process again: at once if it worked, ever later if it fails to start."""
+
+    failures: int = 0  # in a row
+
+    def ended(self, worked: bool) -> float:
+        """Note that the process ended. Return the seconds to wait before the next start."""
+        self.failures = 0 if worked else self.failures + 1
+        if self.failures < 2:
+            return 0.0
+        return min(limits.RESTART_BACKOFF_MAX_S, limits.RESTART_BACKOFF_S * float(2**self.failures))
+
+
 def watch(pid: int) -> int:
-    """A descriptor that becomes readable when the process has ended.
+    """Return a descriptor that becomes readable when the process has ended.
 
     A pipe would not do: children that the process forks inherit its ends and keep them open.
     """
@@ -82,7 +97,7 @@ def has_ended(pidfd: int) -> bool:
 
 
 def exit_reason(status: int) -> str:
-    """What `status` of a child says, in words."""
+    """Describe a child's exit status in words."""
     if status < 0:
         return f"it was killed by {signal.Signals(-status).name}"
     return f"it ended with exit code {status}"
@@ -96,7 +111,7 @@ def peer_credentials(connection: socket.socket) -> tuple[int, int]:
 
 
 def check_same_user(connection: socket.socket) -> None:
-    """Sockets of a pool on one machine are for the user who started it."""
+    """Raise ProtocolError unless the peer is of the pool's own user, or root."""
     _, uid = peer_credentials(connection)
     if uid not in (os.getuid(), 0):
         raise ProtocolError("this pool belongs to another user of the machine")

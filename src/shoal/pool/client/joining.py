@@ -1,4 +1,4 @@
-"""Joining a pool: makes a key here, shows a code there, and keeps the certificate that comes back."""
+"""Joining a pool: makes a key here, sends a code to the head, and keeps the certificate."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from shoal.errors import PoolError, ProtocolError
 from shoal.pool.access import codes
 from shoal.pool.base import limits, paths
-from shoal.pool.client.head_connection import NETWORK_PREFIX, join_address, split_address
-from shoal.pool.wire import frames, messages, tls
+from shoal.pool.base.addresses import NETWORK_PREFIX, join_address, split_address
+from shoal.pool.wire import frames, join_messages, messages, tls
 
 if TYPE_CHECKING:
     import ssl
 
 
 def join(invitation: str, role: str, name: str, path: Path) -> tls.Identity:
-    """Joins with "CODE@HOST" and writes the identity to `path`. The key never leaves this machine."""
+    """Join with "CODE@HOST" and write the identity to `path`. The key never leaves this machine."""
     from shoal.pool.access import identity
 
     text, at, address = invitation.rpartition("@")
@@ -31,7 +31,7 @@ def join(invitation: str, role: str, name: str, path: Path) -> tls.Identity:
     host, port = split_address(address)
     paths.check_writable(path)  # before the code is used up
     key = identity.new_key()
-    request = messages.Join(code.code_id, code.secret, role, name, identity.request_pem(key))
+    request = join_messages.Join(code.code_id, code.secret, role, name, identity.request_pem(key))
     joined = _ask(host, port, code.pin, request)
     url = NETWORK_PREFIX + join_address(host, port)
     made = tls.Identity(
@@ -41,14 +41,14 @@ def join(invitation: str, role: str, name: str, path: Path) -> tls.Identity:
     return made
 
 
-def _ask(host: str, port: int, pin: str, request: messages.Join) -> messages.Joined:
+def _ask(host: str, port: int, pin: str, request: join_messages.Join) -> join_messages.Joined:
     address = join_address(host, port)
     try:
         with socket.create_connection((host, port), timeout=limits.HANDSHAKE_S) as plain:
             with tls.stranger_context().wrap_socket(plain) as connection:
-                check_pin(connection, pin, address)  # before the secret is said
+                check_pin(connection, pin, address)  # before the secret is sent
                 frames.send(connection, request)
-                answer, _ = frames.receive(connection)
+                answer, _ = frames.receive(connection, join_messages.FROM_HEAD)
     except ProtocolError as error:
         raise PoolError(f"{address} did not answer the request to join: {error}. {HELP}") from None
     except OSError as error:
@@ -58,8 +58,6 @@ def _ask(host: str, port: int, pin: str, request: messages.Join) -> messages.Joi
         ) from None
     if isinstance(answer, messages.Refusal):
         raise PoolError(answer.reason)
-    if not isinstance(answer, messages.Joined):
-        raise PoolError(f"{address} answered {type(answer).__name__}. {HELP}")
     return answer
 
 
@@ -70,8 +68,8 @@ def check_pin(connection: ssl.SSLSocket, pin: str, address: str) -> None:
     certificate = connection.getpeercert(binary_form=True)
     if certificate is None or codes.pin_of(certificate) != pin:
         raise PoolError(
-            f"{address} is not the head that made this code: its key is another one. Nothing was sent. "
-            "Check the address; if it is right, someone may be in between."
+            f"{address} is not the head that made this code: it has another key. Nothing was sent. "
+            "Check the address; if it is right, another machine may intercept the connection."
         )
     check_clock(certificate)
 
@@ -83,6 +81,9 @@ def check_clock(certificate: bytes) -> None:
     head = x509.load_der_x509_certificate(certificate)
     now = datetime.datetime.now(datetime.UTC)
     if now < head.not_valid_before_utc:
-        raise PoolError(f"{tls.clock_problem('is not valid yet')}. The code is still good.")
-    if now > head.not_valid_after_utc:
-        raise PoolError(f"{tls.clock_problem('has expired')}. The code is still good.")
+        cause = tls.CertificateCause.NOT_YET_VALID
+    elif now > head.not_valid_after_utc:
+        cause = tls.CertificateCause.EXPIRED
+    else:
+        return
+    raise PoolError(f"{tls.CertificateProblem(cause)}. The code is still good.")

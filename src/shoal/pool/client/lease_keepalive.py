@@ -1,4 +1,5 @@
-"""Keeps a lease of a standing pool: beats, comes back after the head was away, hears what was lost."""
+"""Keeps a lease of a standing pool alive: sends beats, resumes the lease after the head was away, and
+hears of losses."""
 
 from __future__ import annotations
 
@@ -14,8 +15,6 @@ from shoal.pool.wire import messages
 from shoal.pool.wire.end_reasons import End, Why
 from shoal.pool.wire.message_fields import SessionPart
 
-RELEASE_S = 2.0
-
 
 class LeaseOver(Exception):
     """The head says that the lease has ended."""
@@ -25,12 +24,12 @@ class LeaseOver(Exception):
         self.end = end
 
 
-class Keeper:
-    """A thread with the lease's connection to the head. Sessions go on without it, and without a head.
+class LeaseKeepalive:
+    """A thread with the lease's connection to the head. Sessions run on without it, and without a head.
 
     Args:
         on_lost: called in the thread with the parts of the session that are over, and why.
-        uses: what the session has done so far on each device, for `shoal top`.
+        uses: returns what the session has done so far on each device, for `shoal top`.
     """
 
     def __init__(
@@ -49,20 +48,20 @@ class Keeper:
         # Written to by other threads to wake this one, which closes it; -1: it has.
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._wake_lock = threading.Lock()
-        self._missed: list[messages.LostSight] = []  # that the head is to be asked about
+        self._missed: list[messages.LostSight] = []  # to ask the head about
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="shoal-lease", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Gives the lease back. The head has heard it when this returns, if it is there."""
+        """Give the lease back. When this returns the head has heard of it, unless it is away."""
         if not self._stopping:
             self._stopping = True
             self._wake_up()
-            self._thread.join(RELEASE_S + 1)
+            self._thread.join(limits.RELEASE_S + 1)
 
     def ask(self, part: SessionPart, seen: Why) -> bool:
-        """Have the head asked why a part of the session is gone. False if nobody is there to ask."""
+        """Ask the head why a part of the session is gone. Return False if the thread has ended."""
         if threading.current_thread() is self._thread or not self._thread.is_alive():
             return False
         self._missed.append(messages.LostSight([part], seen))
@@ -70,12 +69,12 @@ class Keeper:
         return True
 
     def _wake_up(self) -> None:
-        with self._wake_lock:  # else the descriptor might be another's by now
+        with self._wake_lock:  # so the descriptor is still this thread's
             if self._wake >= 0:
                 os.eventfd_write(self._wake, 1)
 
     def abandon(self) -> None:
-        """In a forked child: lets go of the parent's connection without a word."""
+        """In a forked child: close the parent's connection without a message."""
         self._stopping = True
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -88,7 +87,7 @@ class Keeper:
         try:
             while not self._stopping:
                 if self._connection is None:
-                    self._come_back()
+                    self._resume()
                 else:
                     self._keep(self._connection)
             self._give_back()
@@ -102,7 +101,7 @@ class Keeper:
                 self._wake = -1
 
     def _keep(self, connection: Connection) -> None:
-        """Beats until the connection breaks."""
+        """Send beats until the connection breaks."""
         heard = next_beat = time.monotonic()
         try:
             while not self._stopping:
@@ -126,8 +125,8 @@ class Keeper:
             connection.close()
             self._connection = None
 
-    def _next(self, connection: Connection, wait_s: float) -> messages.Message | None:
-        """A message that came within `wait_s`, unless the program wants to end."""
+    def _next(self, connection: Connection, wait_s: float) -> messages.FromHead | None:
+        """Return a message that comes within `wait_s`, or None."""
         message = connection.buffered()
         if message is not None:
             return message
@@ -135,14 +134,14 @@ class Keeper:
         return connection.receive(limits.FRAME_S) if fd in self._wait([fd], wait_s) else None
 
     def _wait(self, fds: list[int], wait_s: float) -> set[int]:
-        """Sleep until one of `fds` is readable, another thread wants something, or time is up."""
+        """Sleep until one of `fds` is readable, another thread wakes this one, or time is up."""
         ready = process.wait_readable([*fds, self._wake], wait_s)
         if self._wake in ready:
             os.eventfd_read(self._wake)
         return ready
 
-    def _come_back(self) -> None:
-        """One try to find the head, and the lease there."""
+    def _resume(self) -> None:
+        """Try once to reach the head and resume the lease."""
         connection = None
         try:
             connection = Connection(self._url, limits.HANDSHAKE_S)
@@ -154,12 +153,14 @@ class Keeper:
                 connection.close()
             self._wait([], limits.RETRY_S)
             return
-        if isinstance(answer, messages.SessionsLost):  # what ended it is known there
+        if isinstance(answer, messages.SessionsLost):  # the head knows what ended it
             connection.close()
             raise LeaseOver(answer.end)
         if not isinstance(answer, messages.Resumed):
             connection.close()
-            reason = answer.reason if isinstance(answer, messages.Refusal) else "it is not known"
+            reason = (
+                answer.reason if isinstance(answer, messages.Refusal) else "the lease is not known"
+            )
             raise LeaseOver(End(Why.REFUSED, reason))
         self._connection = connection
         for ended in answer.ended:
@@ -179,7 +180,7 @@ class Keeper:
             return
         try:
             self._connection.send(messages.Release())
-            while not isinstance(self._connection.receive(RELEASE_S), messages.Done):
+            while not isinstance(self._connection.receive(limits.RELEASE_S), messages.Done):
                 pass
         except ShoalError:
             pass  # the head is away: it ends the lease when nobody comes back to it

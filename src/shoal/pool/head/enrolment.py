@@ -1,4 +1,4 @@
-"""Who belongs to the pool: codes, joining, revoking. Only for a head that listens."""
+"""The members of a pool: codes, joining, revoking. Only a head that listens has this."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from dataclasses import replace
 
 from shoal.errors import ProtocolError
 from shoal.pool.access import codes
-from shoal.pool.access.codes import CodeError, Desk, IssuedCode, JoinRefused
+from shoal.pool.access.codes import Desk, IssuedCode, JoinRefused, Quota
 from shoal.pool.access.identity import Authority
-from shoal.pool.head.leases import LeaseTable, Quota
+from shoal.pool.base import limits
+from shoal.pool.head.leases import LeaseTable
 from shoal.pool.head.store import Store, StoredClient
-from shoal.pool.wire import messages
+from shoal.pool.wire import join_messages, messages
 from shoal.pool.wire.tls import Peer
-
-__all__ = ["CodeError", "Enrolment", "JoinRefused"]
 
 
 def source_of(address: str) -> str:
-    """Whose tries are counted together: an IPv4 address, or the /64 that one IPv6 host has."""
+    """Return the source that attempts count for: an IPv4 address, or an IPv6 host's /64."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
@@ -51,11 +50,13 @@ class Enrolment:
             table.quotas[client.name] = client.quota
 
     def make_code(self, request: messages.MakeCode) -> messages.Code:
-        """A code for one newcomer."""
+        """Make a code for one client or node."""
         if request.role not in codes.ROLES:
-            raise ProtocolError(f"a code is for a {' or a '.join(codes.ROLES)}")
+            raise ProtocolError(
+                f"a code is for a {' or a '.join(codes.ROLES)}, not {request.role!r}"
+            )
         if not 1 <= request.ttl_s <= 7 * 86400:
-            raise ProtocolError("a code is good for a second to a week")
+            raise ProtocolError("a code is valid for 1 second to 7 days")
         now = time.time()
         code_id = self._new_id()
         secret = "".join(secrets.choice(codes.SYMBOLS) for _ in range(codes.SECRET))
@@ -73,8 +74,8 @@ class Enrolment:
             if made not in self.desk.codes:
                 return made
 
-    def join(self, request: messages.Join, address: str) -> messages.Joined:
-        """A newcomer with a good code gets a certificate; anything else raises."""
+    def join(self, request: join_messages.Join, address: str) -> join_messages.Joined:
+        """Return a certificate for a newcomer with a good code. Raise JoinRefused otherwise."""
         now = time.time()
         try:
             code = self.desk.accept(
@@ -90,7 +91,7 @@ class Enrolment:
         self._store.add_client(client, code.code_id, now)
         self._clients[name] = client
         self._table.quotas[name] = code.quota
-        return messages.Joined(name, self._pool, issued.pem, self._authority.pem)
+        return join_messages.Joined(name, self._pool, issued.pem, self._authority.pem)
 
     def _free_name(self, wished: str, role: str) -> str:
         base = re.sub(r"[^a-z0-9-]+", "-", wished.lower()).strip("-")[:24] or role
@@ -102,7 +103,7 @@ class Enrolment:
         return name
 
     def check(self, peer: Peer) -> None:
-        """Refuses a certificate that is not, or no longer, good."""
+        """Raise ProtocolError unless the certificate is known and not revoked."""
         client = self._clients.get(peer.name)
         if client is None or client.serial != peer.serial or client.role != peer.role:
             raise ProtocolError(f"the certificate of {peer.name} is not known here. Join again.")
@@ -112,12 +113,14 @@ class Enrolment:
             )
 
     def revoke(self, name: str) -> None:
-        """Refuse a client or node from now on. Its certificate is not trusted again while this head
-        lives, even if the disk is full; the store writes it as soon as it can."""
+        """Refuse a client or node from now on. This head does not trust its certificate again, even if
+        the disk is full; the store writes it as soon as it can."""
         client = self._clients.get(name)
         if client is None or client.revoked is not None:
-            known = ", ".join(n for n, c in self._clients.items() if c.revoked is None) or "nobody"
-            raise ProtocolError(f"no client or node {name!r} can be revoked; there is: {known}")
+            known = ", ".join(n for n, c in self._clients.items() if c.revoked is None) or "none"
+            raise ProtocolError(
+                f"there is no client or node {name!r} to revoke; there are: {known}"
+            )
         now = time.time()
         self._clients[name] = replace(client, revoked=now)
         self._store.revoke_client(name, now)
@@ -129,6 +132,6 @@ class Enrolment:
                     c.name, c.role, c.joined, c.expires, c.revoked, c.quota.devices,
                     c.quota.memory_bytes, len(self._table.held_by(c.name)),
                 )
-                for c in list(self._clients.values())[-500:]
+                for c in list(self._clients.values())[-limits.CLIENTS_SHOWN_MAX :]
             ]
         )  # fmt: skip

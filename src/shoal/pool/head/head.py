@@ -8,29 +8,26 @@ pool's head keeps its state in a file; it may end and start again at any moment,
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import os
-import secrets
 import time
+from typing import assert_never
 
 import shoal
 from shoal.errors import ProtocolError
 from shoal.pool.access.codes import JoinRefused
 from shoal.pool.base import limits
-from shoal.pool.base.process import check_same_user
 from shoal.pool.head.enrolment import Enrolment
-from shoal.pool.head.leases import Granted, LeaseRefused, LeaseTable, Request, Share
+from shoal.pool.head.granting import Changes, Granting
+from shoal.pool.head.leases import LeaseRefused, LeaseTable
 from shoal.pool.head.nodes import Node, Nodes
 from shoal.pool.head.session_ends import Client, Endings, Holder
-from shoal.pool.head.store import Store, StoredLease, StoreError
-from shoal.pool.wire import messages, node_messages
-from shoal.pool.wire.channel import Channel, Closed
+from shoal.pool.head.store import Store, StoreError
+from shoal.pool.wire import join_messages, messages, node_messages
+from shoal.pool.wire.channel import Channel
 from shoal.pool.wire.end_reasons import End, Why
+from shoal.pool.wire.frames import Closed
 
-OWNER = "owner"  # whoever comes over a Unix socket: the user who started the pool, or root
-SESSIONS_SHOWN_MAX = 2000
-_CONNECTION = (Closed, ProtocolError)
+OWNER = "owner"  # the client over a Unix socket: the user who started the pool, or root
 
 
 class Head:
@@ -51,24 +48,20 @@ class Head:
         self.listen = listen
         self.table = table or LeaseTable()
         self.nodes = Nodes(self.table, store)
-        self.ends = Endings(self.table, self.nodes, store, self._change)
+        self.changes = Changes()
+        self.ends = Endings(self.table, self.nodes, store, self.changes.notify)
+        self.granting = Granting(
+            self.table, self.nodes, store, self.ends, self.changes, standing=standing
+        )
         self.holders = self.ends.holders
         self.uses = self.ends.uses
         self.connections: dict[str, set[Channel]] = {}  # by name, of those with a certificate
         self.started = time.time()
-        self.counts = {
-            "leases_granted": 0,
-            "leases_refused": 0,
-            "nodes_lost": 0,
-            "state_writes_failed": 0,
-        }
-        self._changed = asyncio.Event()
-        # Device, session, epoch; until the client is told.
-        self._taken_grants: set[tuple[int, int, int]] = set()
+        self.nodes_lost = 0
         self._restore()
 
     def _restore(self) -> None:
-        """Takes up what an earlier head had granted: its clients and nodes will be back."""
+        """Restore the leases of an earlier head: its clients and nodes come back."""
         stored = [s for s in self.store.leases() if s.granted.shares]
         self.table.restore(
             [s.granted for s in stored],
@@ -81,54 +74,48 @@ class Head:
         self.nodes.expect({s.device for one in stored for s in one.granted.shares}, now)
 
     async def watch(self) -> None:
-        """Notices silence and the end of time."""
+        """End what is silent or has expired, for ever."""
         while True:
             await asyncio.sleep(limits.RETRY_S if self.standing else limits.BEAT_S)
             now = time.monotonic()
             for node in self.nodes.silent(now):
                 lost = self.nodes.lose(node)
-                self.counts["nodes_lost"] += 1
+                self.nodes_lost += 1
                 end = End(Why.NODE_LOST, node.name)
                 self.store.write_audit(time.time(), node.name, "node lost", end.text)
-                self.ends.tell_lost(lost, end)
-                self._change()
+                self.ends.report_lost(lost, end)
+                self.changes.notify()
             for lease, holder in list(self.holders.items()):
                 if holder.deadline is not None and holder.deadline < now:
                     self.ends.end_lease(lease, End(Why.CLIENT_AWAY))
-            epochs = {g.epoch for g in self.table.leases.values()}
-            self._taken_grants = {t for t in self._taken_grants if t[2] in epochs}
+            self.granting.forget_ended()
             for lease in self.table.expired(time.time()):
                 self.ends.end_lease(lease, End(Why.EXPIRED))
             self.ends.recent.forget_old(now)
             self.store.retry()
 
-    def _change(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
     # --- connections -------------------------------------------------------------------------------
 
     async def serve_local(self, channel: Channel) -> None:
-        """Someone on this machine: the pool's user, whom the kernel vouches for."""
+        """Serve a connection of this machine. The acceptor has checked that its user is the pool's."""
         try:
-            check_same_user(channel.raw_socket)
-            first = await channel.receive(limits.IDLE_S)
-        except _CONNECTION:
+            first = await channel.receive(join_messages.FIRST, limits.IDLE_S)
+        except ProtocolError:
             return
         await self._serve(channel, OWNER, "", first)
 
     async def serve_network(self, channel: Channel) -> None:
-        """Someone elsewhere: with a certificate, or a stranger who may ask to join and nothing else."""
+        """Serve a remote connection. A stranger, without a certificate, may only ask to join."""
         assert self.enrolment is not None
         peer = channel.peer
         channel.frame_bytes_max = limits.ANONYMOUS_FRAME_BYTES_MAX
         try:
-            first = await channel.receive(limits.FIRST_FRAME_S)
-            if isinstance(first, messages.Join):
+            first = await channel.receive(join_messages.FIRST, limits.FIRST_FRAME_S)
+            if isinstance(first, join_messages.Join):
                 channel.send(self.enrolment.join(first, channel.address))
                 return
             if peer is None:
-                return  # not a word
+                return  # a stranger gets no answer
             self.enrolment.check(peer)
         except Closed:
             return
@@ -144,7 +131,9 @@ class Head:
         finally:
             known.discard(channel)
 
-    async def _serve(self, channel: Channel, name: str, role: str, first: messages.Message) -> None:
+    async def _serve(
+        self, channel: Channel, name: str, role: str, first: join_messages.FirstMessage
+    ) -> None:
         if isinstance(first, node_messages.NodeHello) and (name == OWNER or role == "node"):
             if name != OWNER and first.node != name:
                 channel.send(messages.refusal(f"the certificate is for {name}, not {first.node}"))
@@ -152,8 +141,10 @@ class Head:
             await self._serve_node(channel, first)
         elif role == "node":
             channel.send(
-                messages.refusal("a node only offers devices; join as a client to use some")
+                messages.refusal("a node only offers devices. To use some, join as a client")
             )
+        elif isinstance(first, (node_messages.NodeHello, join_messages.Join)):
+            channel.send(messages.refusal(f"a client does not send {type(first).__name__}"))
         else:
             await self._serve_client(Client(channel, name), first)
 
@@ -173,34 +164,35 @@ class Head:
             return
         channel.send(node_messages.NodeWelcome(self.pool, limits.BEAT_S if self.standing else 0.0))
         for one in lost:
-            self.ends.tell_lost([one], self.nodes.why_lost(node, hello, one))
-        self._change()
+            self.ends.report_lost([one], self.nodes.why_lost(node, hello, one))
+        self.changes.notify()
         if not self.standing:
-            node.heard = float("inf")  # its connection tells, there are no beats
+            node.heard = float("inf")  # its connection is watched instead of beats
         try:
             while True:
-                message = await channel.receive(None)
+                message = await channel.receive(node_messages.FROM_NODE, None)
                 if self.standing:
                     node.heard = time.monotonic()
                 self._hear_node(node, message)
-        except _CONNECTION as error:
-            if not isinstance(error, Closed):
-                self.store.write_audit(time.time(), node.name, "node cut off", str(error))
+        except Closed:
+            pass
+        except ProtocolError as error:
+            self.store.write_audit(time.time(), node.name, "node cut off", str(error))
         finally:
             self.nodes.disconnected(node, time.monotonic())
             for holder in list(self.holders.values()):
                 self.ends.answer_missed(holder)
-            self._change()
+            self.changes.notify()
 
-    def _hear_node(self, node: Node, message: messages.Message) -> None:
+    def _hear_node(self, node: Node, message: node_messages.FromNode) -> None:
         match message:
             case messages.Beat():
                 node.send(messages.Beat())
                 return
             case node_messages.NodeGranted(index, session, epoch):
                 if index in node.numbers:  # else it has just ended, and the grant with it
-                    self._taken_grants.add((node.numbers[index], session, epoch))
-                self._change()
+                    self.granting.taken.add((node.numbers[index], session, epoch))
+                self.changes.notify()
                 return
             case node_messages.DeviceMeasured():
                 self.nodes.measured(node, message)
@@ -218,19 +210,21 @@ class Head:
                 if not lost:
                     self.ends.hear_late(node, message)
             case _:
-                raise ProtocolError(f"a node does not say {type(message).__name__}")
-        self.ends.tell_lost(lost, end)
-        self._change()
+                assert_never(message)
+        self.ends.report_lost(lost, end)
+        self.changes.notify()
 
     # --- clients -----------------------------------------------------------------------------------
 
-    async def _serve_client(self, client: Client, message: messages.Message) -> None:
+    async def _serve_client(self, client: Client, message: messages.FromClient) -> None:
         try:
             while True:
                 answer = await self._answer(client, message)
                 if answer is not None:
                     client.channel.send(answer)
-                message = await client.channel.receive(self._patience_s(client))
+                message = await client.channel.receive(
+                    messages.FROM_CLIENT, self._patience_s(client)
+                )
         except Closed:
             pass
         except (ProtocolError, LeaseRefused, StoreError) as error:
@@ -244,19 +238,21 @@ class Head:
         # On one machine the kernel tells when a client ends; it may be stopped for as long as it likes.
         return None if client.channel.is_local else limits.LEASE_SILENCE_S
 
-    async def _answer(self, client: Client, message: messages.Message) -> messages.Message | None:
+    async def _answer(
+        self, client: Client, message: messages.FromClient
+    ) -> messages.FromHead | None:
         match message:
             case messages.Describe():
-                await self._until_ready()
+                await self.granting.until_ready()
                 return messages.PoolInfo(self.nodes.infos())
-            case messages.Look():
+            case messages.AskStatus():
                 return self.status()
             case messages.AskProfiles(first):
                 return self.nodes.profiles_from(first)
             case messages.AskLease():
-                return await self._lease(client, message)
+                return await self.granting.lease(client, message)
             case messages.Resume():
-                return self._resume(client, message)
+                return self.granting.resume(client, message)
             case messages.Beat():
                 self._note_use(client, message)
                 return messages.Beat()
@@ -268,60 +264,64 @@ class Head:
                     self.ends.end_lease(client.lease, End(Why.GIVEN_BACK))
                     client.lease = None
                 return messages.Done()
-        if client.name != OWNER and isinstance(message, messages.Measure):
-            raise ProtocolError(
-                "only the pool's owner has devices measured again, on the head's machine. "
-                "`shoal devices` shows what is known."
-            )
-        if client.name != OWNER:
-            raise ProtocolError(f"a client does not say {type(message).__name__}")
-        return self._govern(message)
+            case _:
+                return self._govern(client, message)
 
-    def _govern(self, message: messages.Message) -> messages.Message:
-        """What only the pool's owner may ask, over the Unix socket of the head's machine."""
-        if isinstance(message, messages.ReadAudit):
-            rows = self.store.read_audit(message.count)
-            return messages.AuditLog([messages.AuditEntry(*row) for row in rows])
-        if isinstance(message, messages.Measure):
-            return self._measure(message)
-        if not isinstance(
-            message, messages.MakeCode | messages.RevokeClient | messages.ListClients
-        ):
-            raise ProtocolError(f"a client does not say {type(message).__name__}")
+    def _govern(self, client: Client, message: messages.OwnerRequest) -> messages.FromHead:
+        """Answer what only the pool's owner may ask, over the Unix socket of the head's machine."""
+        if client.name != OWNER:
+            raise ProtocolError(
+                f"only the pool's owner may send {type(message).__name__}, on the head's machine"
+            )
+        match message:
+            case messages.ReadAudit(count):
+                rows = self.store.read_audit(count)
+                return messages.AuditLog([messages.AuditEntry(*row) for row in rows])
+            case messages.Measure(devices):
+                return self._measure(devices)
+            case messages.MakeCode():
+                try:
+                    return self._members().make_code(message)
+                except JoinRefused as error:
+                    raise ProtocolError(str(error)) from None
+            case messages.ListClients():
+                return self._members().list()
+            case messages.RevokeClient(name):
+                return self._revoke(name)
+            case _:
+                assert_never(message)
+
+    def _members(self) -> Enrolment:
         if self.enrolment is None:
             raise ProtocolError(
                 "this pool is for this machine only. Open it with: shoal up --listen ADDRESS"
             )
-        if isinstance(message, messages.MakeCode):
-            try:
-                return self.enrolment.make_code(message)
-            except JoinRefused as error:
-                raise ProtocolError(str(error)) from None
-        if isinstance(message, messages.ListClients):
-            return self.enrolment.list()
-        self.enrolment.revoke(message.name)
-        text = self._throw_out(message.name)
+        return self.enrolment
+
+    def _revoke(self, name: str) -> messages.Done:
+        self._members().revoke(name)
+        text = self._throw_out(name)
         if self.store.unwritten:
             text += (
                 f". This is not on the disk yet: {self.store.error}. The head writes it as soon as it "
-                "can; until then do not stop it. Look there with: df"
+                "can; do not stop the head before. Check the disk with: df"
             )
         return messages.Done(text)
 
-    def _measure(self, message: messages.Measure) -> messages.Message:
+    def _measure(self, devices: list[int] | None) -> messages.Done:
         if not self.standing:
             raise ProtocolError(
                 "the devices of a program's own pool are not measured. Start a pool with: shoal up"
             )
-        numbers = None if message.devices is None else set(message.devices)
-        return messages.Done(f"{self.nodes.measure(numbers)} device(s) are to be measured")
+        numbers = None if devices is None else set(devices)
+        return messages.Done(f"{self.nodes.measure(numbers)} device(s) will be measured")
 
     def _throw_out(self, name: str) -> str:
-        """Ends everything of a revoked client or node. Its certificate opens nothing any more."""
+        """End all leases, devices and connections of a revoked client or node."""
         ended = [g.lease for g in self.table.held_by(name)]
         for lease in ended:
             self.ends.end_lease(lease, End(Why.REVOKED, name))
-        self.ends.tell_lost(self.nodes.forget(name), End(Why.REVOKED, f"node {name}"))
+        self.ends.report_lost(self.nodes.forget(name), End(Why.REVOKED, f"node {name}"))
         for channel in self.connections.pop(name, set()):
             channel.hang_up()
         return f"{name} is revoked; {len(ended)} lease(s) ended"
@@ -343,126 +343,6 @@ class Head:
             holder.channel = None
             holder.deadline = time.monotonic() + limits.RESUME_S
 
-    # --- leases ------------------------------------------------------------------------------------
-
-    async def _until_ready(self) -> None:
-        """Waits while an embedded pool's devices start: all of them should be there to choose from.
-
-        In a standing pool nobody waits for a node that is just coming.
-        """
-        deadline = time.monotonic() + limits.ANSWER_S - 5
-        while not self.standing and (self.nodes.starting or not self.nodes.nodes):
-            if not await self._next_change(deadline):
-                return
-
-    async def _next_change(self, deadline: float) -> bool:
-        """Whether something changed before `deadline` (monotonic)."""
-        try:
-            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                await self._changed.wait()
-        except TimeoutError:
-            return False
-        return True
-
-    async def _lease(self, client: Client, ask: messages.AskLease) -> messages.Message:
-        if client.lease is not None and client.lease in self.holders:
-            raise LeaseRefused("this connection has a lease already")
-        if ask.duration_s is not None and not 0 < ask.duration_s < 10 * 365 * 86400:
-            raise LeaseRefused(f"{ask.duration_s} is no length of time for a lease, in seconds")
-        await self._until_ready()
-        deadline = time.monotonic() + limits.RECOVERY_S
-        while True:
-            try:
-                return await self._grant(client, ask)
-            except LeaseRefused as refused:
-                # A device server or agent that just ended is back in a moment.
-                recovering = self.standing and self._recovering()
-                if not recovering or not await self._next_change(deadline):
-                    self.counts["leases_refused"] += 1
-                    refused.reasons[:0] = self.nodes.failures()
-                    return messages.refusal(str(refused))
-
-    def _recovering(self) -> bool:
-        nodes = self.nodes.nodes.values()
-        return any(n.channel is None or n.starting or n.failures for n in nodes) or not nodes
-
-    async def _grant(self, client: Client, ask: messages.AskLease) -> messages.Lease:
-        now = time.time()
-        request = Request(
-            count=1 if ask.devices is None else ask.devices,
-            memory_bytes=ask.memory_bytes,
-            fraction=ask.fraction,
-            kind=ask.kind,
-            client=client.name,
-            until=None if ask.duration_s is None else now + ask.duration_s,
-            avoid=frozenset(ask.sessions_in_use),
-        )
-        granted = self.table.grant(request)
-        secret = secrets.token_urlsafe(24) if self.standing else ""
-        stored = StoredLease(granted, _hash(secret), ask.program, now)
-        try:
-            self.store.add_lease(stored, self.table)  # before anybody is told
-        except StoreError:
-            self.table.release(granted.lease)
-            raise
-        self.holders[granted.lease] = Holder(stored, client.channel)
-        client.lease = granted.lease
-        self.counts["leases_granted"] += 1
-        devices = [self._grant_share(granted, share) for share in granted.shares]
-        if not await self._taken(granted):
-            self.ends.end_lease(granted.lease, End(Why.NOT_GRANTED))
-            client.lease = None
-            raise LeaseRefused("a device of the lease went away at this moment; ask again.")
-        return messages.Lease(
-            granted.lease, granted.epoch, [d for d in devices if d is not None], secret
-        )
-
-    async def _taken(self, granted: Granted) -> bool:
-        """Whether all device servers have the grant, so that the client may go to them."""
-        deadline = time.monotonic() + limits.GRANT_S
-        wanted = {(*s.part, granted.epoch) for s in granted.shares}
-        while granted.lease in self.table.leases:
-            if len(self.table.leases[granted.lease].shares) < len(granted.shares):
-                return False
-            if wanted <= self._taken_grants:
-                self._taken_grants -= wanted
-                return True
-            if not await self._next_change(deadline):
-                return False
-        return False
-
-    def _grant_share(self, granted: Granted, share: Share) -> messages.GrantedDevice | None:
-        token = secrets.token_urlsafe(24)
-        grant = node_messages.Grant(
-            token, share.session, share.memory_bytes, granted.lease, granted.epoch, granted.client
-        )
-        return self.nodes.grant(share, grant)
-
-    def _resume(self, client: Client, ask: messages.Resume) -> messages.Message:
-        """A client is back. A late one learns that its lease has ended, and why if that is known."""
-        ended = self.ends.recent.of(ask.lease)
-        if ended is not None and not (
-            (ended.epoch, ended.client) == (ask.epoch, client.name)
-            and hmac.compare_digest(ended.secret, _hash(ask.secret))
-        ):
-            ended = None
-        try:
-            granted = self.table.resume(ask.lease, ask.epoch, client.name)
-        except LeaseRefused as refused:
-            if ended is not None and ended.parts:
-                parts = list(ended.parts)
-                return messages.SessionsLost(parts, ended.parts[parts[-1]])
-            return messages.refusal(str(refused))
-        holder = self.holders[ask.lease]
-        if not hmac.compare_digest(holder.stored.secret, _hash(ask.secret)):
-            raise ProtocolError("the lease is another program's")
-        holder.channel, holder.deadline = client.channel, None
-        client.lease = ask.lease
-        gone = ended.parts.items() if ended is not None else ()
-        return messages.Resumed(
-            [s.part for s in granted.shares], [messages.PartEnded(p, end) for p, end in gone]
-        )
-
     def _note_use(self, client: Client, beat: messages.Beat) -> None:
         granted = self.table.leases.get(client.lease) if client.lease is not None else None
         mine = {s.part for s in granted.shares} if granted else set()
@@ -470,7 +350,7 @@ class Head:
             if (use.device, use.session) in mine:
                 self.uses[use.device, use.session] = use
 
-    # --- to look at --------------------------------------------------------------------------------
+    # --- status ------------------------------------------------------------------------------------
 
     def status(self) -> messages.PoolStatus:
         sessions = [
@@ -493,16 +373,20 @@ class Head:
             self.listen,
             self.nodes.node_infos(time.monotonic()),
             self.nodes.infos(),
-            sessions[:SESSIONS_SHOWN_MAX],
+            sessions[: limits.SESSIONS_SHOWN_MAX],
             self._state(),
         )
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Counters since the head started."""
+        return {
+            **self.granting.counts,
+            "nodes_lost": self.nodes_lost,
+            "state_writes_failed": self.store.failed_writes,
+        }
+
     def _state(self) -> messages.StateInfo:
         store = self.store
-        self.counts["state_writes_failed"] = store.failed_writes
         error = store.error[: limits.TEXT_CHARS_MAX]
         return messages.StateInfo(store.failed_writes, store.unwritten, error, store.free_bytes())
-
-
-def _hash(secret: str) -> str:
-    return hashlib.sha256(b"shoal lease " + secret.encode()).hexdigest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from shoal.pool.access.codes import Quota
 from shoal.pool.base.limits import SESSIONS_MAX
 from shoal.pool.head.placement import LeaseRefused, Offer, Request, choose
 from shoal.units import show_bytes
@@ -17,7 +18,6 @@ __all__ = [
     "LeaseRefused",
     "LeaseTable",
     "Lost",
-    "Quota",
     "Request",
     "Share",
 ]
@@ -32,7 +32,7 @@ class Device:
     memory_bytes: int
     kind: str = ""
     node: str = ""
-    present: bool = True  # False: its node is silent; its sessions may run, nobody new gets it
+    present: bool = True  # False: its node is silent; sessions may run, new ones do not start
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,6 @@ class Granted:
     shares: tuple[Share, ...]
     client: str = ""
     until: float | None = None  # in the caller's clock
-
-
-@dataclass(frozen=True, slots=True)
-class Quota:
-    """What a client may hold at once, over all its leases."""
-
-    devices: int | None = None
-    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +95,16 @@ class LeaseTable:
     def add_device(
         self, number: int, name: str, memory_bytes: int, kind: str = "", node: str = ""
     ) -> None:
-        """The device is there, or there again: shares that it had are kept."""
+        """Add a device, or note that it is back: it keeps its shares."""
         self.devices[number] = Device(number, name, memory_bytes, kind, node)
 
     def absent(self, number: int) -> None:
-        """Its node is silent. Nobody new gets the device until it is there again or lost."""
+        """Note that its node is silent. New leases do not get the device until it returns."""
         if number in self.devices:
             self.devices[number].present = False
 
     def remove_device(self, number: int) -> list[Lost]:
-        """The device is gone and its sessions with it. Leases keep their other devices."""
+        """Remove a device and its sessions. Leases keep their other devices."""
         self.devices.pop(number, None)
         return self.lose(lambda share: share.device == number)
 
@@ -126,7 +118,7 @@ class LeaseTable:
         return max(0, self.devices[number].memory_bytes - self.booked_bytes(number))
 
     def offers(self) -> list[Offer]:
-        """Every present device and what is free of it."""
+        """Return every present device and its free memory."""
         booked: dict[int, list[int]] = {n: [] for n in self.devices}
         for share in (s for g in self.leases.values() for s in g.shares):
             booked.setdefault(share.device, []).append(share.memory_bytes)
@@ -142,7 +134,7 @@ class LeaseTable:
     # --- leases ------------------------------------------------------------------------------------
 
     def grant(self, request: Request) -> Granted:
-        """A lease for `request`. A refusal changes nothing."""
+        """Return a lease for `request`. A refusal changes nothing."""
         chosen = self._choose(request)
         shares_bytes = [offer.share_bytes(request) for offer in chosen]
         if request.memory_bytes is None and request.fraction is None:  # "what there is for me"
@@ -160,7 +152,7 @@ class LeaseTable:
         return granted
 
     def resume(self, lease: int, epoch: int, client: str) -> Granted:
-        """The lease of a holder that comes back; refused if it is no longer that holder's."""
+        """Return the lease of a returning holder. Refuse it if it is another's by now."""
         granted = self.leases.get(lease)
         if granted is None or granted.epoch != epoch or granted.client != client:
             raise LeaseRefused(
@@ -170,17 +162,17 @@ class LeaseTable:
         return granted
 
     def release(self, lease: int) -> Granted | None:
-        """Ends a lease; what it held is free again. Unknown leases are ignored."""
+        """End a lease and free what it held. Ignore an unknown lease."""
         return self.leases.pop(lease, None)
 
     def restore(self, granted: Iterable[Granted], epoch: int, next_session: int) -> None:
-        """What an earlier head had granted."""
+        """Take over the leases of an earlier head."""
         self.leases = {g.lease: g for g in granted}
         self.epoch = max([epoch, *(g.epoch for g in self.leases.values())])
         self.next_session = next_session
 
     def expired(self, now: float) -> list[int]:
-        """Leases whose time is over."""
+        """Return the leases whose time is over."""
         return [g.lease for g in self.leases.values() if g.until is not None and g.until <= now]
 
     def held_by(self, client: str) -> list[Granted]:
@@ -189,16 +181,16 @@ class LeaseTable:
     # --- what was lost -----------------------------------------------------------------------------
 
     def session_ended(self, device: int, session: int, epoch: int) -> list[Lost]:
-        """The device server says that the worker is gone that had this session at that epoch."""
+        """Note that the worker of this session and epoch is gone, as its device server reports."""
         holder = next((g for g in self.leases.values() if g.epoch == epoch), None)
         ended = [s for s in holder.shares if s.part == (device, session)] if holder else []
         return self.lose(lambda share: share in ended)
 
     def reconcile(self, devices: set[int], held: Iterable[Held]) -> tuple[list[Held], list[Lost]]:
-        """A node is back with `devices`, whose servers hold `held`.
+        """Take in a node that is back with `devices`, whose servers hold `held`.
 
         Returns what they must revoke (late holders: the lease has ended here, or is another one by
-        now) and what leases have lost (nobody holds it there any more).
+        now) and what leases have lost (no worker holds it any more).
         """
         known = {
             Held(s.device, s.session, g.lease, g.epoch)
@@ -212,7 +204,7 @@ class LeaseTable:
         return sorted(there - known, key=lambda h: (h.device, h.session)), lost
 
     def lose(self, is_lost: Callable[[Share], bool]) -> list[Lost]:
-        """Takes the shares for which `is_lost(share)` from their leases."""
+        """Remove the shares for which `is_lost(share)` from their leases."""
         found = []
         for granted in list(self.leases.values()):
             gone = tuple(s for s in granted.shares if is_lost(s))
@@ -229,7 +221,7 @@ class LeaseTable:
     # --- refusals ----------------------------------------------------------------------------------
 
     def _choose(self, request: Request) -> list[Offer]:
-        """The devices; a refusal also says what the client's quota would not allow anyway."""
+        """Choose devices. A refusal also names what the client's quota forbids."""
         silent = [d.name for d in self.devices.values() if not d.present]
         try:
             return choose(request, self.offers(), silent)
@@ -277,7 +269,7 @@ class LeaseTable:
         return max(0, quota.memory_bytes - held)
 
     def _session(self, avoid: frozenset[int]) -> int:
-        """The next free number, in a circle: one that was just given back is used last."""
+        """Return the next free number, in a circle: one that was just given back comes last."""
         taken = avoid | {s.session for g in self.leases.values() for s in g.shares}
         circle = ((self.next_session - 1 + i) % SESSIONS_MAX + 1 for i in range(SESSIONS_MAX))
         found = next((n for n in circle if n not in taken), None)

@@ -1,17 +1,18 @@
-"""The pool's figures in Prometheus' text format, and the small HTTP server that gives them out.
+"""The pool's metrics in Prometheus' text format, and the small HTTP server that serves them.
 
-On loopback it answers anyone on this machine; elsewhere only who shows a certificate of this pool.
+On loopback it answers every program on this machine; at other addresses only peers that show a
+certificate of this pool.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 from typing import TYPE_CHECKING
 
 from shoal.errors import PoolError, ProtocolError
 from shoal.pool.base import limits
+from shoal.pool.base.addresses import is_loopback
 from shoal.pool.head.head import Head
 from shoal.pool.wire import messages, tls
 
@@ -19,14 +20,6 @@ if TYPE_CHECKING:
     import ssl
 
 STATES = ("starting", "up", "absent", "lost")
-REQUEST_BYTES_MAX = 8 * 1024
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _escape(text: str) -> str:
@@ -54,7 +47,7 @@ class Page:
 
 
 def render(head: Head) -> str:
-    """Everything, as of now."""
+    """Return all metrics as of now."""
     status = head.status()
     page = Page()
     label = {d.number: {"device": d.name, "node": d.node, "kind": d.kind} for d in status.devices}
@@ -76,7 +69,7 @@ def render(head: Head) -> str:
     used = [s for s in status.sessions if s.use is not None]
 
     def where(session: messages.SessionInfo) -> dict[str, str]:
-        """A session has a part on each device of its lease. The device may be away just now."""
+        """Return the labels of a session's device, which may be away."""
         return label.get(session.device, {"device": str(session.device), "node": "", "kind": ""})
 
     for name, kind, text in (
@@ -99,11 +92,11 @@ def render(head: Head) -> str:
 
 
 async def serve(head: Head, listener: socket.socket, identity: tls.Identity | None) -> None:
-    """Answers GET /metrics, and nothing else."""
+    """Answer GET /metrics, and nothing else."""
     context: ssl.SSLContext | None = None
     if not is_loopback(listener.getsockname()[0]):
         if identity is None:
-            raise PoolError("metrics beyond this machine need an identity: shoal up --listen …")
+            raise PoolError("metrics for other machines need: shoal up --listen ADDRESS")
         context = tls.server_context(identity)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -121,7 +114,7 @@ async def serve(head: Head, listener: socket.socket, identity: tls.Identity | No
         answer,
         sock=listener,
         ssl=context,
-        limit=REQUEST_BYTES_MAX,
+        limit=limits.METRICS_REQUEST_BYTES_MAX,
         ssl_handshake_timeout=limits.HANDSHAKE_S if context else None,
     )
     await server.serve_forever()
@@ -138,7 +131,7 @@ def respond(head: Head, request: bytes, writer: asyncio.StreamWriter) -> bytes:
             return _response("403 Forbidden", "revoked\n")
     line = request.split(b"\r\n", 1)[0]
     if line.split(b" ")[:2] != [b"GET", b"/metrics"]:
-        return _response("404 Not Found", "GET /metrics is all there is\n")
+        return _response("404 Not Found", "only GET /metrics is served\n")
     return _response("200 OK", render(head))
 
 

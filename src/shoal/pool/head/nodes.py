@@ -1,4 +1,4 @@
-"""The nodes of a pool as its head sees them: who is here, what they have, who has gone silent."""
+"""The nodes of a pool as its head sees them: their devices, and which of them are silent."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from shoal.pool.wire import messages, node_messages, tls
 from shoal.pool.wire.channel import Channel
 from shoal.pool.wire.end_reasons import End, Why
 from shoal.schedule.model.device_profile import DeviceProfile
-
-LOST_MAX = 64  # lost nodes that are remembered, so that someone asks after them
 
 
 @dataclass
@@ -36,13 +34,13 @@ class Node:
     clock_ahead_s: float = 0.0  # of the head's, when it said hello
     folders: list[str] = field(default_factory=list)  # that it serves
 
-    def send(self, message: messages.Message) -> None:
+    def send(self, message: node_messages.FromHead) -> None:
         if self.channel is not None:
             self.channel.send(message)
 
 
 class Nodes:
-    """Keeps the lease table's devices true to what the agents say."""
+    """Keeps the lease table's devices as the agents report them."""
 
     def __init__(self, table: LeaseTable, store: Store) -> None:
         self.table = table
@@ -51,10 +49,10 @@ class Nodes:
         self.lost: dict[str, float] = {}  # by name: when it was last heard (monotonic)
         self.profiles: dict[
             int, DeviceProfile
-        ] = {}  # by number; agents say them when they say hello
+        ] = {}  # by number; agents report them after their hello
 
     def expect(self, numbers: set[int], now: float) -> None:
-        """Devices that leases of an earlier head are on: their nodes have a while to come back."""
+        """Expect the nodes of an earlier head's leases to come back."""
         for number, (node, _) in self.store.devices().items():
             if number in numbers:
                 self.nodes.setdefault(node, Node(node, starting=False, heard=now))
@@ -66,12 +64,12 @@ class Nodes:
     def of_device(self, number: int) -> Node | None:
         return next((n for n in self.nodes.values() if number in n.devices), None)
 
-    # --- what agents say ---------------------------------------------------------------------------
+    # --- reports of agents -------------------------------------------------------------------------
 
     def hello(
         self, hello: node_messages.NodeHello, channel: Channel, now: float
     ) -> tuple[Node, list[Lost]]:
-        """A node is here, or here again. Returns what leases have lost meanwhile.
+        """Take in a node that connects. Return what leases have lost meanwhile.
 
         Sessions that it holds and that are no longer leased are revoked first: their holders are late.
         """
@@ -126,7 +124,7 @@ class Nodes:
         return number
 
     def device_up(self, node: Node, message: node_messages.DeviceUp) -> list[Lost]:
-        """A device server is ready. Whatever was on the one before it is lost."""
+        """Note that a device server is ready. Sessions of an earlier one are lost."""
         number = self._add(node, message.device)
         node.starting = message.starting
         return self.table.lose(lambda share: share.device == number)
@@ -154,7 +152,7 @@ class Nodes:
     # --- silence -----------------------------------------------------------------------------------
 
     def disconnected(self, node: Node, now: float) -> None:
-        """Its connection is gone; it has until limits.SILENCE_S after its last word to come back."""
+        """Note that a node lost its connection. It has limits.SILENCE_S to come back."""
         if self.nodes.get(node.name) is not node:
             return  # there is a newer connection
         node.channel = None
@@ -164,18 +162,18 @@ class Nodes:
             self.table.absent(number)
 
     def silent(self, now: float) -> list[Node]:
-        """Nodes that have not been heard of for too long."""
+        """Return the nodes that have been silent for too long."""
         return [n for n in self.nodes.values() if now - n.heard > limits.SILENCE_S]
 
     def lose(self, node: Node) -> list[Lost]:
-        """The node is gone, and everything on it. It is named as lost until it is back."""
+        """Remove a node and everything on it. It counts as lost until it is back."""
         self.lost[node.name] = node.heard
-        while len(self.lost) > LOST_MAX:
+        while len(self.lost) > limits.LOST_NODES_MAX:
             del self.lost[next(iter(self.lost))]
         return self._remove(node)
 
     def forget(self, name: str) -> list[Lost]:
-        """The owner wants the node no more, whether it is here or lost."""
+        """Remove a node that its owner revoked, present or lost."""
         self.lost.pop(name, None)
         node = self.nodes.get(name)
         return self._remove(node) if node is not None else []
@@ -193,7 +191,7 @@ class Nodes:
     # --- instructions, and what to show ------------------------------------------------------------
 
     def grant(self, share: Share, grant: node_messages.Grant) -> messages.GrantedDevice | None:
-        """Tells the share's device server of the grant. None if its node has just gone."""
+        """Send a grant to the share's device server. Return None if its node has just gone."""
         node = self.of_device(share.device)
         if node is None or node.channel is None:
             return None
@@ -209,13 +207,13 @@ class Nodes:
         )
 
     def revoke(self, share: Share) -> None:
-        """Ends a session. If its node is away, it learns of this when it comes back."""
+        """End a session. A node that is away learns of it when it comes back."""
         node = self.of_device(share.device)
         if node is not None:
             node.send(node_messages.NodeRevoke(node.devices[share.device].index, share.session))
 
     def measure(self, numbers: set[int] | None) -> int:
-        """Tells agents to measure these devices (None: all) again; returns how many there are."""
+        """Have agents measure these devices (None: all) again. Return how many there are."""
         count = 0
         for node in self.nodes.values():
             indices = [i for i, n in node.numbers.items() if numbers is None or n in numbers]
@@ -225,7 +223,7 @@ class Nodes:
         return count
 
     def profiles_from(self, first: int) -> messages.Profiles:
-        """A page of what was measured, of devices that are there."""
+        """Return a page of the profiles of present devices."""
         known = sorted(n for n in self.profiles if n >= first and n in self.table.devices)
         page = [
             messages.MeasuredDevice(n, self.profiles[n]) for n in known[: limits.PROFILES_PER_PAGE]
@@ -271,5 +269,5 @@ class Nodes:
         ]
 
     def failures(self) -> list[str]:
-        """Device servers that are not running, for those who look for their devices."""
+        """Return why device servers do not run, for people who miss their devices."""
         return [reason for n in self.nodes.values() for reason in n.failures.values()]

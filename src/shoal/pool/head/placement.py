@@ -1,14 +1,12 @@
-"""Which devices a request gets: a pure function of what is free."""
+"""Chooses the devices of a request: a pure function of what is free."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from shoal.pool.base.limits import DEVICES_PER_LEASE_MAX
+from shoal.pool.base import limits
 from shoal.units import show_bytes
-
-REASONS_SHOWN = 8  # the text of a refusal is bounded
 
 
 class LeaseRefused(Exception):
@@ -28,8 +26,8 @@ class LeaseRefused(Exception):
 
 
 def _listed(texts: Sequence[str]) -> list[str]:
-    more = len(texts) - REASONS_SHOWN
-    shown = [f"  - {text}" for text in texts[:REASONS_SHOWN]]
+    more = len(texts) - limits.REASONS_SHOWN_MAX
+    shown = [f"  - {text}" for text in texts[: limits.REASONS_SHOWN_MAX]]
     return [*shown, f"  - and {more} more"] if more > 0 else shown
 
 
@@ -59,7 +57,7 @@ class Offer:
     sessions: int
 
     def share_bytes(self, request: Request) -> int:
-        """What `request` would take of this device; 0 if that is not free."""
+        """Return the bytes that `request` would take of this device; 0 if they are not free."""
         if request.fraction is not None:
             wanted = max(1, int(self.memory_bytes * request.fraction))
         elif request.memory_bytes is not None:
@@ -70,7 +68,7 @@ class Offer:
 
 
 def check(request: Request) -> None:
-    """Refuses what no pool could grant."""
+    """Refuse what no pool could grant."""
     if request.memory_bytes is not None and request.memory_bytes < 1:
         raise LeaseRefused(f"{request.memory_bytes} bytes were asked for. Ask for at least one.")
     if request.memory_bytes is not None and request.fraction is not None:
@@ -88,7 +86,7 @@ def check(request: Request) -> None:
 
 
 def kinds(text: str) -> list[str]:
-    """The alternatives of "a100|v100", in lower case."""
+    """Return the alternatives of "a100|v100", in lower case."""
     return [part.strip().lower() for part in text.split("|") if part.strip()]
 
 
@@ -104,13 +102,12 @@ def choose(request: Request, offers: Sequence[Offer], silent: Sequence[str] = ()
     """The devices for `request`, by number. Those with fewest sessions and most free memory first;
     several of one node before the same number from many, as their copies stay inside of it.
 
-    `silent` names devices that nobody gets now because their node is not heard of.
+    `silent` names devices that no lease gets now, because their node is silent.
     """
     check(request)
-    if not 1 <= request.count <= DEVICES_PER_LEASE_MAX:
+    if not 1 <= request.count <= limits.DEVICES_PER_LEASE_MAX:
         raise LeaseRefused(
-            f"{request.count} devices were asked for; a lease has at most {DEVICES_PER_LEASE_MAX}, "
-            f"and at least one. Ask for devices=1 to {DEVICES_PER_LEASE_MAX}."
+            f"devices must be from 1 to {limits.DEVICES_PER_LEASE_MAX} (got {request.count})."
         )
     suitable = [o for o in offers if is_of_kind(o.kind, request.kind)]
     fitting = sorted(
@@ -137,7 +134,7 @@ def _refused(
     fitting: Sequence[Offer],
     silent: Sequence[str],
 ) -> LeaseRefused:
-    """Says of every device that the request cannot have why, and all that would change it."""
+    """Return a refusal with the reason for every device, and what would change it."""
     asked, were = (
         ("1 device", "was") if request.count == 1 else (f"{request.count} devices", "were")
     )
@@ -189,13 +186,17 @@ def _remedies(
     empty = [replace(o, free_bytes=o.memory_bytes, sessions=0) for o in suitable]
     if sum(o.share_bytes(request) > 0 for o in empty) >= request.count:
         used = [o.name for o in suitable if o.share_bytes(request) == 0 and o.sessions > 0]
-        found.append(f"waiting until programs end that use {', '.join(used[:REASONS_SHOWN])}")
+        found.append(
+            f"waiting until programs end that use {', '.join(used[: limits.REASONS_SHOWN_MAX])}"
+        )
     if request.kind is not None:
         right = {o.number for o in suitable}
         others = [o for o in offers if o.number not in right and o.share_bytes(request) > 0]
         if len(others) + len(fitting) >= request.count:
             kinds_there = sorted({o.kind for o in others})
-            found.append(f"another kind: the pool has {', '.join(kinds_there[:REASONS_SHOWN])}")
+            found.append(
+                f"another kind: the pool has {', '.join(kinds_there[: limits.REASONS_SHOWN_MAX])}"
+            )
     if silent:
         found.append("the silent nodes: `shoal status` shows them")
     if len(suitable) < request.count or not found:

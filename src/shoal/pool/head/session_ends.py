@@ -1,8 +1,8 @@
-"""Ends leases and sessions at the head, tells their clients, and finds out why.
+"""Ends leases and sessions at the head, reports to their clients, and finds the reason.
 
-What comes first is not always nearest to the cause: a client that is killed closes its connections to
-workers and head in any order, and a worker that crashed may be heard of after its lease was given back.
-So a reason may be corrected for a moment (`ends.RecentEnds`).
+The first report is not always nearest to the cause: a killed client closes its connections to workers
+and head in any order, and the head may hear of a crashed worker after its lease was given back. So a
+reason may be corrected for a moment (`end_reasons.RecentEnds`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shoal.pool.wire.message_fields import SessionPart
 
 @dataclass
 class Holder:
-    """A lease's client: here, or expected back."""
+    """A lease's client: connected, or expected back."""
 
     stored: StoredLease
     channel: Channel | None
@@ -62,7 +62,7 @@ class Endings:
         self._change = change
 
     def end_lease(self, lease: int, end: End) -> None:
-        """End a lease, wherever its parts are. Its client is told if it is still there."""
+        """End a lease on all its devices, and report it to its client, if connected."""
         granted = self._table.release(lease)
         holder = self.holders.pop(lease, None)
         if granted is None:
@@ -74,11 +74,11 @@ class Endings:
         note = self._store.end_lease(lease, granted.client, end, time.time())
         parts = [s.part for s in granted.shares]
         if holder is not None:
-            self._told(holder, parts, note)
+            self._report(holder, parts, note)
         self._change()
 
-    def tell_lost(self, lost: list[Lost], end: End) -> None:
-        """Shares are gone from their leases: note it, and tell the clients."""
+    def report_lost(self, lost: list[Lost], end: End) -> None:
+        """Note that leases have lost devices, and report it to their clients."""
         for one in lost:
             holder = self.holders.get(one.lease)
             if end.why is Why.CLIENT_CLOSED and holder is not None and holder.channel is None:
@@ -90,9 +90,9 @@ class Endings:
             if one.ended:
                 self.holders.pop(one.lease, None)
             if holder is not None:
-                self._told(holder, parts, note)
+                self._report(holder, parts, note)
 
-    def _told(self, holder: Holder, parts: list[SessionPart], note: Note) -> None:
+    def _report(self, holder: Holder, parts: list[SessionPart], note: Note) -> None:
         granted = holder.stored.granted
         self.recent.add(
             granted.lease, granted.epoch, granted.client, holder.stored.secret, time.monotonic(),
@@ -104,20 +104,19 @@ class Endings:
     # --- why ---------------------------------------------------------------------------------------
 
     def correct(self, lease: int | None, end: End, part: SessionPart | None = None) -> None:
-        """A reason came late. It takes the place of the one in the audit log if it is nearer to the
-        cause."""
+        """Take in a late reason. It replaces the one in the audit log if it is nearer to the cause."""
         for note in self.recent.correct(lease, end, time.monotonic(), part):
             self._store.correct(note)
 
     def hear_late(self, node: Node, message: node_messages.NodeSessionEnded) -> None:
-        """A worker ended after its lease: it may have crashed before."""
+        """Take in the end of a worker after its lease's: it may have crashed before."""
         number = node.numbers.get(message.index)
         if number is not None:
             lease = self.recent.lease_of_epoch(message.epoch)
             self.correct(lease, message.end, (number, message.session))
 
     def lost_sight(self, client: Client, message: messages.LostSight) -> None:
-        """A client's connection to a worker is gone: tell it why, as soon as that is known."""
+        """Report why a client's connection to a worker is gone, once that is known."""
         if client.lease is None:
             return
         ended = self.recent.of(client.lease)
@@ -133,18 +132,17 @@ class Endings:
         if message.seen is Why.WORKER_HUNG:  # only its client can know
             for share in missed:
                 self._nodes.revoke(share)
-            self.tell_lost(self._table.lose(lambda share: share in missed), End(Why.WORKER_HUNG))
+            self.report_lost(self._table.lose(lambda share: share in missed), End(Why.WORKER_HUNG))
             self._change()
         else:
             self.answer_missed(holder)
 
     def answer_missed(self, holder: Holder) -> None:
-        """Client and head have both lost the connection to a node: its agent ended, and its sessions
-        with it."""
+        """End sessions of a node that both client and head lost: its agent has ended."""
         granted = self._table.leases.get(holder.lease)
         for share in granted.shares if granted is not None and holder.missed else ():
             node = self._nodes.of_device(share.device)
             if share.part in holder.missed and node is not None and node.channel is None:
                 lost = self._table.session_ended(*share.part, holder.stored.granted.epoch)
-                self.tell_lost(lost, End(Why.AGENT_ENDED, node.name))
+                self.report_lost(lost, End(Why.AGENT_ENDED, node.name))
                 self._change()

@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.errors import PoolError
-from shoal.pool.access.codes import IssuedCode
-from shoal.pool.head.leases import Granted, LeaseTable, Lost, Quota, Share
+from shoal.pool.access.codes import IssuedCode, Quota
+from shoal.pool.base import limits
+from shoal.pool.head.leases import Granted, LeaseTable, Lost, Share
 from shoal.pool.wire.end_reasons import End, Note
 
 SCHEMA_VERSION = 1
-AUDIT_ENTRIES_MAX = 100_000
-UNWRITTEN_NOTES_MAX = 10_000  # of the audit log alone: what else waits is bounded by what there is
 _SCHEMA = """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE clients (
@@ -86,7 +85,9 @@ class Store:
         self.failed_writes = 0
         self.error = ""  # of the last write; empty: it went well
         try:
-            self._db = sqlite3.connect(path or ":memory:", isolation_level=None, timeout=5)
+            self._db = sqlite3.connect(
+                path or ":memory:", isolation_level=None, timeout=limits.STORE_BUSY_S
+            )
             if path is not None:
                 path.chmod(0o600)
             self._prepare()
@@ -113,7 +114,7 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """A change that is on the disk afterwards, behind all that waited. Raises StoreError."""
+        """Commit a change to disk, behind all that waited. Raise StoreError if that fails."""
         try:
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -131,7 +132,7 @@ class Store:
             self.failed_writes += 1
             self.error = str(error)
             raise StoreError(
-                f"the head cannot write its state: {error}. Is the disk full? Look there with: df"
+                f"the head cannot write its state: {error}. Is the disk full? Check with: df"
             ) from None
         self._unwritten.clear()
         self.error = ""
@@ -169,7 +170,7 @@ class Store:
     # --- leases ------------------------------------------------------------------------------------
 
     def add_lease(self, stored: StoredLease, table: LeaseTable) -> None:
-        """A new lease, with the table's counters after it."""
+        """Write a new lease, with the table's counters after it."""
         granted = stored.granted
         row = (granted.lease, granted.epoch, granted.client, stored.secret, stored.program)
         with self._transaction() as db:
@@ -186,7 +187,7 @@ class Store:
             self._audit(db, stored.since, granted.client, "grant", detail)
 
     def end_lease(self, lease: int, client: str, end: End, now: float) -> Note:
-        """A lease has ended. Never fails: see _write."""
+        """Write the end of a lease. Never fails: see _write."""
         note = Note(now, client, "end", f"lease {lease}", end)
 
         def write(db: sqlite3.Connection) -> None:
@@ -197,7 +198,7 @@ class Store:
         return note
 
     def lose(self, one: Lost, end: End, now: float) -> Note:
-        """Shares are gone; a lease that has none left has ended. Never fails: see _write."""
+        """Write the loss of shares; it ends a lease without any left. Never fails: see _write."""
         what = f"lease {one.lease}: {_describe(one.shares)}"
         note = Note(now, "head", "end" if one.ended else "lose", what, end)
 
@@ -214,7 +215,7 @@ class Store:
         return note
 
     def correct(self, note: Note) -> None:
-        """The reason of an end is another than was thought at first. Never fails: see _write."""
+        """Write the corrected reason of an end. Never fails: see _write."""
 
         def write(db: sqlite3.Connection) -> None:
             row = (_short(note.detail), note.row)
@@ -247,7 +248,7 @@ class Store:
     # --- devices -----------------------------------------------------------------------------------
 
     def device_number(self, node: str, name: str) -> int:
-        """The number of a device: the same whenever it comes back."""
+        """Return the number of a device, the same whenever it comes back."""
         with self._transaction() as db:
             found = db.execute(
                 "SELECT number FROM devices WHERE node = ? AND name = ?", (node, name)
@@ -286,7 +287,7 @@ class Store:
         ]
 
     def add_client(self, client: StoredClient, code_id: str | None, now: float) -> None:
-        """A client or node that has joined; the code that it used is gone with the same commit."""
+        """Write a client or node that joined, and delete its code in the same commit."""
         quota = client.quota
         with self._transaction() as db:
             if code_id is not None:
@@ -299,7 +300,7 @@ class Store:
             self._audit(db, now, client.name, "join", f"{client.role}, code {code_id}")
 
     def revoke_client(self, name: str, now: float) -> None:
-        """A client or node is no longer welcome. Never fails: see _write."""
+        """Write that a client or node is revoked. Never fails: see _write."""
 
         def write(db: sqlite3.Connection) -> None:
             done = db.execute(
@@ -328,11 +329,11 @@ class Store:
         def write(db: sqlite3.Connection) -> None:
             self._audit(db, now, actor, action, detail)
 
-        if len(self._unwritten) < UNWRITTEN_NOTES_MAX:
+        if len(self._unwritten) < limits.UNWRITTEN_NOTES_MAX:
             self._write(write)
 
     def read_audit(self, count: int) -> list[tuple[float, str, str, str]]:
-        """The newest entries, oldest first."""
+        """Return the newest entries, oldest first."""
         rows = self._db.execute(
             "SELECT at, actor, action, detail FROM audit ORDER BY id DESC LIMIT ?", (count,)
         ).fetchall()
@@ -352,7 +353,7 @@ class Store:
         if (
             added.lastrowid is not None and added.lastrowid % 1000 == 0
         ):  # bounded, and rarely at work
-            oldest = added.lastrowid - AUDIT_ENTRIES_MAX
+            oldest = added.lastrowid - limits.AUDIT_ENTRIES_MAX
             db.execute("DELETE FROM audit WHERE id <= ?", (oldest,))
         return added.lastrowid
 

@@ -1,4 +1,4 @@
-"""The agent of a node, as a process of its own: started, and started again, by `shoal up` or `node`."""
+"""The agent of a node, as a process of its own, which `shoal up` or `shoal node` keeps running."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import msgspec
 
 from shoal.errors import ShoalError
 from shoal.pool.base import limits, log, process
-from shoal.pool.client.head_connection import NETWORK_PREFIX, split_address
+from shoal.pool.base.addresses import NETWORK_PREFIX, split_address
 from shoal.pool.node.agent import Agent, Network, connect_local
 from shoal.pool.node.profile_cache import ProfileCache
+from shoal.pool.node.reader_process import ServedData
 from shoal.pool.node.spec import DeviceSpec, parse_device
 from shoal.pool.wire import tls
 from shoal.pool.wire.channel import Channel, open_channel
@@ -27,21 +28,21 @@ class Options(msgspec.Struct):
     pool_id: str  # of its sockets on this machine
     node: str
     devices: list[str] | None  # None: what the machine has
-    identity: str = ""  # of the node; "": it is not on the network
+    identity: str = ""  # file; "": the node is not on the network
     host: str = ""  # at which its device servers listen
     port: int = 0  # of the first of them
     head: str = ""  # URL; "": on this machine
-    folders: list[str] = []  # that it serves to those elsewhere
-    profiles: str = ""  # file in which what is measured is kept; "": nothing is measured
+    data: ServedData = ServedData()  # for remote sessions
+    profiles: str = ""  # file of the measured profiles; "": nothing is measured
 
 
 def declared(devices: list[str] | None) -> list[DeviceSpec]:
-    """The devices to offer. Finding out what there is needs torch, which this process does without."""
+    """Return the devices to offer. A child process finds the default: that needs torch."""
     if devices is None:
         found = subprocess.run(
             [sys.executable, "-c",
              "from shoal.pool.local.local_pool import default_devices; print(*default_devices())"],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=limits.ANSWER_S,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=limits.FIND_DEVICES_S,
             check=True,
         )  # fmt: skip
         devices = found.stdout.split()
@@ -49,7 +50,7 @@ def declared(devices: list[str] | None) -> list[DeviceSpec]:
 
 
 def connector(options: Options) -> Callable[[], Awaitable[Channel]]:
-    """How this agent reaches its head."""
+    """Return the function that connects this agent to its head."""
     if not options.head:
         return lambda: connect_local(options.pool_id)
     host, port = split_address(options.head.removeprefix(NETWORK_PREFIX))
@@ -72,7 +73,7 @@ def connector(options: Options) -> Callable[[], Awaitable[Channel]]:
 
 
 def give_up(reason: str) -> None:
-    """No device came up: an agent without one is of no use. Device servers end with this process."""
+    """Exit because no device came up. Device servers end with this process."""
     process.report_failure(reason)
     os._exit(1)
 
@@ -86,16 +87,14 @@ def main() -> None:
     try:
         network = None
         if options.identity and options.host:
-            network = Network(
-                options.host, options.port, Path(options.identity), tuple(options.folders)
-            )
+            network = Network(options.host, options.port, Path(options.identity), options.data)
         specs = declared(options.devices)
         cache = ProfileCache.open(Path(options.profiles)) if options.profiles else None
         agent = Agent(
             options.pool_id, options.node, specs, network=network, restart=True, profiles=cache
         )
-        agent.on_settled = process.report_ready
-        agent.on_nothing = give_up
+        agent.on_ready = process.report_ready
+        agent.on_no_device = give_up
         asyncio.run(agent.run(connector(options), forever=True))
     except (ShoalError, OSError, subprocess.SubprocessError) as error:
         process.report_failure(process.start_problem(error))

@@ -1,4 +1,4 @@
-"""The process of an embedded pool: head and agent in one, gone with the program that started it."""
+"""The process of an embedded pool: head and agent in one. It ends with the program that started it."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ from shoal.pool.wire.channel import Channel, Listener, open_channel
 
 
 async def serve(pool: str, owner_pidfd: int, listener: socket.socket, agent: Agent) -> None:
-    """Runs until the owner's process ends."""
+    """Run until the owner's process ends."""
     head = Head(pool, Store(None), standing=False)
     ours, theirs = socket.socketpair()
 
     async def connect() -> Channel:
         return await open_channel(theirs)
 
+    accepting = Listener(listener, head.serve_local)
     tasks = [
         asyncio.ensure_future(head.watch()),
-        asyncio.ensure_future(Listener(listener, head.serve_local).run()),
         asyncio.ensure_future(head.serve_local(await open_channel(ours))),
         asyncio.ensure_future(agent.run(connect, forever=False)),
     ]
     owner_ended = asyncio.Event()
-    # Readable from its end on: this is called in every turn then.
+    # The descriptor stays readable after the end, so the loop may call this several times.
     asyncio.get_running_loop().add_reader(owner_pidfd, owner_ended.set)
     ended = asyncio.ensure_future(owner_ended.wait())
     await asyncio.wait([ended, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    del accepting
 
 
 def main() -> None:
@@ -62,7 +63,7 @@ def main() -> None:
     except Exception:
         logging.getLogger(__name__).exception("the program's pool ends: this is a bug in Shoal")
     finally:
-        os._exit(0)  # device servers die with this process; nothing else is to be tidied up
+        os._exit(0)  # device servers die with this process; nothing else needs cleaning up
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The head of a standing pool, as a process of its own; `shoal up` starts it, and again if it ends."""
+"""The head of a standing pool, as a process of its own, which `shoal up` keeps running."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import msgspec
 from shoal.errors import PoolStartError, ShoalError
 from shoal.pool.access import codes
 from shoal.pool.base import log, paths, process
-from shoal.pool.client.head_connection import join_address
+from shoal.pool.base.addresses import family, join_address
 from shoal.pool.head import metrics
 from shoal.pool.head.head import Head
 from shoal.pool.head.leases import LeaseTable
@@ -39,9 +39,8 @@ class Options(msgspec.Struct):
 
 
 def _listen(option: str, host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=256)
+        return socket.create_server((host, port), family=family(host), backlog=256)
     except OSError as error:
         number = error.errno or 0  # below 0: of a name that cannot be resolved
         reason = os.strerror(number) if number > 0 else str(error.strerror)
@@ -54,7 +53,7 @@ def _listen(option: str, host: str, port: int) -> socket.socket:
 
 
 def make_head(options: Options) -> tuple[Head, tls.Identity | None]:
-    """The head with its state and, if it is to listen, its authority."""
+    """Return the head with its state and, if it listens, its identity."""
     state = Path(options.state)
     store = Store(state / "pool.db")
     table = LeaseTable()
@@ -82,21 +81,22 @@ async def serve(options: Options) -> None:
         listener = _listen("--listen", options.listen_host, options.listen_port)
         context = tls.server_context(identity, strangers=True)
         listeners.append(Listener(listener, head.serve_network, context))
-    figures = None
+    metrics_listener = None
     if options.metrics_port:
-        figures = _listen("--metrics", options.metrics_host, options.metrics_port)
+        metrics_listener = _listen("--metrics", options.metrics_host, options.metrics_port)
     head.store.write_audit(time.time(), "head", "start", f"pid {os.getpid()}")
     _log.info("the head of pool %s is ready; it listens at %s", head.pool, head.listen or "no port")
     process.report_ready()
-    # Made only now: a coroutine that an error keeps from running warns that nobody awaited it.
-    work = [head.watch(), *(one.run() for one in listeners)]
-    if figures is not None:
-        work.append(metrics.serve(head, figures, identity))
+    # Not earlier: a coroutine that an error keeps from running warns that nobody awaited it.
+    work = [head.watch()]
+    if metrics_listener is not None:
+        work.append(metrics.serve(head, metrics_listener, identity))
     await asyncio.gather(*work)  # none of them ends
+    del listeners
 
 
 def main() -> None:
-    """`python -m shoal.pool.local.head_process OPTIONS_JSON`, by `shoal up`: ends with it."""
+    """`python -m shoal.pool.local.head_process OPTIONS_JSON`: ends with `shoal up`, which starts it."""
     process.die_with_parent_thread()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     log.set_up("head")

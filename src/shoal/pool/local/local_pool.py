@@ -1,4 +1,4 @@
-"""A pool on this machine: started by a program, and gone with it."""
+"""A pool on this machine that a program starts, and that ends with the program."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ import msgspec
 
 from shoal.errors import LeaseError, PoolStartError
 from shoal.pool.base import log, process
-from shoal.pool.client.head_connection import LOCAL_PREFIX as URL_PREFIX
+from shoal.pool.base.addresses import LOCAL_PREFIX
 from shoal.pool.client.head_connection import ask
 from shoal.pool.node import machine
 from shoal.pool.node.spec import DeviceSpec, parse_device
 from shoal.pool.wire import messages
 
 _log = logging.getLogger("shoal")
-
-__all__ = ["URL_PREFIX", "Pool", "ask", "default_devices", "describe", "up"]
 
 
 class Pool:
@@ -36,28 +34,22 @@ class Pool:
         self._id = secrets.token_hex(8)
         self._owner_pid = os.getpid()
         encoded = msgspec.json.encode(list(specs)).decode()
-        command = [
-            sys.executable,
-            "-m",
-            "shoal.pool.local.embedded",
-            self._id,
-            str(os.getpid()),
-            encoded,
-        ]
+        module = "shoal.pool.local.embedded"
+        command = [sys.executable, "-m", module, self._id, str(os.getpid()), encoded]
         self._head = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
         )
         assert self._head.stdout is not None
-        said = self._head.stdout.readline()
-        if said != process.READY:
-            reason = process.failure_in(said) or process.exit_reason(self._head.wait())
+        report = self._head.stdout.readline()
+        if report != process.READY:
+            reason = process.failure_in(report) or process.exit_reason(self._head.wait())
             raise PoolStartError(f"the program's pool did not start: {reason}")
         atexit.register(self.close)
 
     @property
     def url(self) -> str:
-        """What another program of this user passes to `shoal.connect` or $SHOAL_POOL."""
-        return URL_PREFIX + self._id
+        """The URL that another program of this user passes to `shoal.connect` or $SHOAL_POOL."""
+        return LOCAL_PREFIX + self._id
 
     @property
     def running(self) -> bool:
@@ -69,7 +61,7 @@ class Pool:
         return describe(self.url)
 
     def close(self) -> None:
-        """Ends the pool, its device servers and every session on them."""
+        """End the pool, its device servers and every session on them."""
         if os.getpid() != self._owner_pid or not self.running:
             return
         self._head.kill()  # its children die with it
@@ -88,10 +80,10 @@ class Pool:
 
 
 def up(devices: Sequence[str] | None = None) -> Pool:
-    """Starts a pool on this machine that ends with this program.
+    """Start a pool on this machine that ends with this program.
 
     Args:
-        devices: how each device is declared, e.g. `["cuda:0", "cpu,memory=1GiB,speed=0.5"]`. By
+        devices: the declaration of each device, e.g. `["cuda:0", "cpu,memory=1GiB,speed=0.5"]`. By
             default the machine's accelerators or, where there are none, one CPU device with all cores.
 
     >>> with shoal.up(devices=["cpu"]) as pool:
@@ -108,7 +100,7 @@ def up(devices: Sequence[str] | None = None) -> Pool:
 
 
 def default_devices() -> list[str]:
-    """The machine's accelerators, or one CPU device."""
+    """Return the machine's accelerators, or one CPU device."""
     try:
         import torch
     except ImportError:
@@ -121,7 +113,7 @@ def default_devices() -> list[str]:
 
 
 def describe(url: str) -> list[messages.DeviceInfo]:
-    """The devices of a pool."""
+    """Return the devices of a pool."""
     connection, answer = ask(url, messages.Describe())
     connection.close()
     if not isinstance(answer, messages.PoolInfo):

@@ -1,8 +1,8 @@
 """The agent of a node: starts a device server per device, watches them and speaks for them.
 
-Device servers end with their agent. An agent that loses its head keeps its sessions running and looks
-for the head until it is back. In an embedded pool the agent lives in the head's process, on a socket
-pair, and starts no device server a second time.
+Device servers end with their agent. An agent that loses its head keeps its sessions running and
+reconnects until the head is back. In an embedded pool the agent lives in the head's process, on a
+socket pair, and does not restart a device server.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import os
 import socket
 import subprocess
 import sys
@@ -20,18 +19,21 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import assert_never
 
 import msgspec
 
 import shoal
 from shoal.errors import ProtocolError
-from shoal.pool.base import limits, paths, process
+from shoal.pool.base import addresses, limits, paths, process
 from shoal.pool.node.profile_cache import ProfileCache
 from shoal.pool.node.profiling import PROBE_EPOCH, Profiler
+from shoal.pool.node.reader_process import ServedData
 from shoal.pool.node.share_server import ShareServer, address_of
 from shoal.pool.node.spec import DeviceSpec
 from shoal.pool.wire import messages, node_messages, tls
-from shoal.pool.wire.channel import Channel, Closed, open_channel
+from shoal.pool.wire.channel import Channel, open_channel
+from shoal.pool.wire.frames import Closed
 from shoal.schedule.model.device_profile import DeviceProfile
 
 _log = logging.getLogger(__name__)
@@ -39,17 +41,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Network:
-    """How the node's device servers are reached from elsewhere."""
+    """How remote clients reach the node's device servers."""
 
     host: str  # the address to listen at
-    port: int  # of its first device server, those of the others follow; where taken, any
+    port: int  # of its first device server; the others' follow; where one is taken, any
     identity: Path  # of the node
-    folders: tuple[str, ...] = ()  # that they read training data from, for those elsewhere
+    data: ServedData = field(default_factory=ServedData)
 
 
 @dataclass
 class Server:
-    """A device server, as its agent sees it. Made anew each time that it is started."""
+    """A device server, as its agent sees it: a new object for each start."""
 
     index: int
     spec: DeviceSpec
@@ -61,8 +63,8 @@ class Server:
     channel: Channel | None = None
     ready: node_messages.Ready | None = None
     ended: bool = False
-    refusal: str = ""  # why it did not start, in its own words
-    reaped: bool = True  # False: it closed its connection, did not end, and was killed
+    refusal: str = ""  # why it did not start, as it reported
+    reaped: bool = True  # False: it closed its connection but did not exit; the agent killed it
     held: dict[int, node_messages.Grant] = field(default_factory=dict)  # by session
 
     def announcement(self) -> node_messages.NodeDevice:
@@ -83,7 +85,7 @@ class Server:
 def start_server(
     pool_id: str, node: str, index: int, spec: DeviceSpec, network: Network | None
 ) -> Server:
-    """Starts a device server and opens its sockets for it."""
+    """Start a device server and open its sockets for it."""
     address = paths.socket_name(pool_id, f"{node}/device-{index}" if node else f"device-{index}")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(address)
@@ -93,31 +95,27 @@ def start_server(
     arguments = [msgspec.json.encode(spec).decode(), str(listener.fileno()), str(theirs.fileno())]
     port = 0
     if network is not None:
-        door = _open_door(network, index)
-        port = int(door.getsockname()[1])
-        opened.append(door)
-        folders = msgspec.json.encode(network.folders).decode()
-        arguments += [str(door.fileno()), str(network.identity), folders]
+        tls_listener = _listen(network, index)
+        port = int(tls_listener.getsockname()[1])
+        opened.append(tls_listener)
+        data = msgspec.json.encode(network.data).decode()
+        arguments += [str(tls_listener.fileno()), str(network.identity), data]
     child = subprocess.Popen(
         [sys.executable, "-m", "shoal.pool.node.device_server", *arguments],
         pass_fds=[s.fileno() for s in opened],
         stdin=subprocess.DEVNULL,
-        stdout=2,  # our own may be a pipe that nobody reads
+        stdout=2,  # the agent's own may be a pipe that nobody reads
     )
     for each in opened:
         each.close()
     return Server(index, spec, child, ours, address, port, time.monotonic())
 
 
-def _open_door(network: Network, index: int) -> socket.socket:
-    family = _family(network.host)
+def _listen(network: Network, index: int) -> socket.socket:
+    family = addresses.family(network.host)
     with suppress(OSError):
         return socket.create_server((network.host, network.port + index), family=family, backlog=64)
     return socket.create_server((network.host, 0), family=family, backlog=64)
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 class Agent:
@@ -136,16 +134,16 @@ class Agent:
         self.network = network
         self.restart = restart
         self.head: Channel | None = None
-        self.on_settled: Callable[[], None] | None = None  # once: the head knows all there is
-        self.on_nothing: Callable[[str], None] | None = None  # once: no device came up; why
+        self.on_ready: Callable[[], None] | None = None  # once: the head knows every device
+        self.on_no_device: Callable[[str], None] | None = None  # once, with the reason
         self.shares = ShareServer(address_of(pool_id, node), self._grant_by_token)
-        # In an embedded pool the node has no name: nobody needs to tell it from others.
+        # In an embedded pool the node does not have a name: it is the only one.
         self.servers = [self._start(i, spec) for i, spec in enumerate(specs)]
-        # Sessions that ended while there was no head to tell.
+        # Sessions that ended while there was no head to report to.
         self._ended: deque[node_messages.NodeSessionEnded] = deque(maxlen=limits.ENDED_PER_NODE_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self._welcomed = False
-        self._profiler: Profiler | None = None  # none: its devices are not measured
+        self._profiler: Profiler | None = None  # None: its devices are not measured
         if profiles is not None:
             self._profiler = Profiler(
                 f"{pool_id}/{node}", profiles, lambda: self.servers, self._report_profile
@@ -159,27 +157,27 @@ class Agent:
         return any(s.ready is None and not s.ended for s in self.servers)
 
     async def run(self, connect: Callable[[], Awaitable[Channel]], *, forever: bool) -> None:
-        """Speaks to the head; with `forever`, to each that follows it."""
+        """Serve the head; with `forever`, also each head that follows it."""
         self.shares.start()
         for server in self.servers:
             self._spawn(self._watch(server))
         if self._profiler is not None:
             self._spawn(self._profiler.run())
-        said = ""
+        logged: object = None
         while True:
             pause_s = limits.RETRY_S
             try:
                 channel = await connect()
                 await self._speak(channel)
             except Closed:
-                pass  # it is away, and will be back
+                pass  # the head is away, and will be back
             except (OSError, ProtocolError) as error:
-                refused = _refusal(error)  # it does not want us, or is not what it seems
-                if refused is not None:
+                cause, text = _refusal(error)
+                if cause is not None:
                     pause_s = limits.REFUSED_S
-                    if refused.partition(" by this machine's clock")[0] != said:
-                        said = refused.partition(" by this machine's clock")[0]
-                        _log.warning("%s", refused)
+                    if cause != logged:
+                        logged = cause
+                        _log.warning("%s", text)
             self.head = None
             if not forever:
                 return
@@ -193,23 +191,23 @@ class Agent:
     # --- the head ----------------------------------------------------------------------------------
 
     async def _speak(self, channel: Channel) -> None:
-        """Says what is here, then goes on as long as the connection lasts."""
+        """Send what this node has, then serve the head as long as the connection lasts."""
         channel.send(self._hello())
         self._ended.clear()
-        self.head = channel  # what happens from now on is told after the hello
+        self.head = channel  # everything from now on is sent after the hello
         for server in self.servers:
             if server.ended:
                 self._say(node_messages.DeviceDown(server.index, _why(server), self.starting))
-        patience_s: float | None = limits.ANSWER_S
+        patience_s: float | None = limits.HEAD_WELCOME_S
         beating: asyncio.Future[None] | None = None
         try:
             while True:
-                message = await channel.receive(patience_s)
+                message = await channel.receive(node_messages.FROM_HEAD, patience_s)
                 if isinstance(message, node_messages.NodeWelcome):
                     patience_s = limits.SILENCE_S if message.beat_s else None
                     beating = asyncio.ensure_future(self._beat(channel, message.beat_s))
                     self._welcomed = True
-                    self._settle()
+                    self._report_start()
                     if self._profiler is not None:
                         self._profiler.report_all()
                 else:
@@ -235,7 +233,7 @@ class Agent:
             declared=[s.spec.name for s in self.servers],
             devices=[s.announcement() for s in ready],
             held=held[: limits.SESSIONS_MAX],
-            folders=list(self.network.folders) if self.network is not None else [],
+            folders=list(self.network.data.folders) if self.network is not None else [],
             ended=list(self._ended),
         )
 
@@ -244,31 +242,32 @@ class Agent:
             channel.send(messages.Beat())
             await asyncio.sleep(beat_s)
 
-    def _settle(self) -> None:
+    def _report_start(self) -> None:
+        """Call `on_no_device` or `on_ready` once no device server is starting."""
         if self.starting:
             return
-        if self.on_nothing is not None:
-            nothing, self.on_nothing = self.on_nothing, None
+        if self.on_no_device is not None:
+            on_no_device, self.on_no_device = self.on_no_device, None
             if all(s.ready is None for s in self.servers):
-                nothing("; ".join(_why(s) for s in self.servers))
-        if self._welcomed and self.on_settled is not None:
-            settled, self.on_settled = self.on_settled, None
-            settled()
+                on_no_device("; ".join(_why(s) for s in self.servers))
+        if self._welcomed and self.on_ready is not None:
+            on_ready, self.on_ready = self.on_ready, None
+            on_ready()
 
-    def _say(self, message: messages.Message) -> None:
+    def _say(self, message: node_messages.FromNode) -> None:
         if self.head is not None:
             self.head.send(message)
 
-    def _hear(self, message: messages.Message) -> None:
+    def _hear(self, message: node_messages.FromHead) -> None:
         match message:
-            case messages.Beat():
+            case messages.Beat() | node_messages.NodeWelcome():
                 return
             case messages.Refusal(reason):
                 raise ProtocolError(reason)
             case node_messages.NodeGrant(index, grant):
                 server = self._server(index)
                 if server is None:
-                    return  # it has just ended: the head will hear of it
+                    return  # it has just ended, and the head hears of it
                 if self._profiler is not None:
                     self._profiler.make_way(server)
                 server.held[grant.session] = grant
@@ -287,7 +286,7 @@ class Agent:
                 if self._profiler is not None:
                     self._profiler.refresh(set(indices))
             case _:
-                raise ProtocolError(f"a head does not say {type(message).__name__}")
+                assert_never(message)
 
     def _report_profile(self, index: int, profile: DeviceProfile) -> None:
         self._say(node_messages.DeviceMeasured(index, profile))
@@ -298,35 +297,31 @@ class Agent:
 
     def _server(self, index: int) -> Server | None:
         if not 0 <= index < len(self.servers):
-            raise ProtocolError(f"the head spoke of device {index}, which is not here")
+            raise ProtocolError(f"the head named device {index}; this node has {len(self.servers)}")
         server = self.servers[index]
         return server if server.ready is not None and not server.ended else None
 
     # --- device servers ----------------------------------------------------------------------------
 
     async def _watch(self, server: Server) -> None:
-        """Listens to a device server until it ends; then starts it again, if that is wanted.
+        """Serve a device server until it ends; then, if the agent restarts them, start it again.
 
-        One that has never been ready is given up: the same would happen for ever.
+        Give up one that was never ready: it would fail in the same way for ever.
         """
-        attempt = 0
+        backoff = process.Backoff()
         came_up = False
         while True:
             await self._hear_server(server)
             came_up = came_up or server.ready is not None
-            hopeless = bool(server.refusal) or attempt + 1 >= limits.START_ATTEMPTS_MAX
+            lived_s = time.monotonic() - server.started
+            delay_s = backoff.ended(server.ready is not None and lived_s > limits.WORKED_S)
+            hopeless = bool(server.refusal) or backoff.failures >= limits.START_ATTEMPTS_MAX
             if not self.restart or (not came_up and hopeless):
-                if self.restart or not came_up:  # else the program that uses it says so
+                if self.restart or not came_up:  # else the program that uses it reports it
                     _log.error("%s", _why(server))
                 return
-            _log.warning("%s; it is started again", _why(server))
-            # One that worked is started again at once; one that does not get far, not too fast.
-            worked = (
-                server.ready is not None and time.monotonic() - server.started > limits.WORKED_S
-            )
-            attempt = 0 if worked else attempt + 1
-            if attempt > 1:
-                await asyncio.sleep(min(limits.RESTART_BACKOFF_MAX_S, 0.25 * 2**attempt))
+            _log.warning("%s; the agent starts it again", _why(server))
+            await asyncio.sleep(delay_s)
             server = await self._start_again(server)
             self.servers[server.index] = server
 
@@ -335,23 +330,23 @@ class Agent:
             try:
                 return self._start(server.index, server.spec)
             except OSError as error:  # a worker that is just ending may hold the old socket
-                _log.warning("device server %s cannot be started: %s", server.spec.name, error)
+                _log.warning("cannot start device server %s: %s", server.spec.name, error)
                 await asyncio.sleep(limits.RETRY_S)
 
     async def _hear_server(self, server: Server) -> None:
         server.channel = await open_channel(server.socket)
         try:
             while True:
-                message = await server.channel.receive(None)
-                if isinstance(message, node_messages.Ready):
-                    server.ready = message
-                    self._say(node_messages.DeviceUp(server.announcement(), self.starting))
-                    self._settle()
-                    self._device_ready(server)
-                elif isinstance(message, messages.Refusal):
-                    server.refusal = message.reason
-                elif isinstance(message, node_messages.SessionEnded):
-                    self._session_ended(server, message)
+                match await server.channel.receive(node_messages.FROM_SERVER, None):
+                    case node_messages.Ready() as ready:
+                        server.ready = ready
+                        self._say(node_messages.DeviceUp(server.announcement(), self.starting))
+                        self._report_start()
+                        self._device_ready(server)
+                    case node_messages.SessionEnded() as ended:
+                        self._session_ended(server, ended)
+                    case messages.Refusal(reason):
+                        server.refusal = reason
         except ProtocolError:
             pass
         server.channel.abort()
@@ -361,7 +356,7 @@ class Agent:
         for session in list(server.held):
             self._let_go(server, session)
         self._say(node_messages.DeviceDown(server.index, _why(server), self.starting))
-        self._settle()
+        self._report_start()
 
     def _device_ready(self, server: Server) -> None:
         if self._profiler is None:
@@ -396,7 +391,7 @@ class Agent:
         return next(found, None)
 
     def _let_go(self, server: Server, session: int) -> None:
-        """A grant is over. With the last one of a lease on this node, its shared memory is."""
+        """End a grant. With the last grant of a lease on this node, its shared memory ends."""
         grant = server.held.pop(session, None)
         if grant is None:
             return
@@ -405,22 +400,27 @@ class Agent:
 
 
 def _reap(child: subprocess.Popen[bytes]) -> bool:
-    """Wait for a device server that has hung up. False if it had to be killed."""
+    """Wait for a device server that has hung up. Return False if this process had to kill it."""
     with suppress(subprocess.TimeoutExpired):
-        child.wait(timeout=1.0)
+        child.wait(timeout=limits.SERVER_EXIT_S)
         return True
     child.kill()
     child.wait()
     return False
 
 
-def _refusal(error: Exception) -> str | None:
-    """Why the head is there and cannot be used; None if it is only away."""
+def _refusal(error: Exception) -> tuple[object, str]:
+    """Return the cause for which this node cannot use a head that is there, and its text.
+
+    The cause is None for a head that is only away. Causes are compared, since a text may name a time.
+    """
     problem = tls.certificate_problem(error)
-    if problem is not None or not isinstance(error, OSError):
-        return problem or f"the head says: {error}"
+    if problem is not None:
+        return problem.cause, str(problem)
+    if not isinstance(error, OSError):
+        return str(error), f"the head refuses this node: {error}"
     reason = getattr(error, "verify_message", None)
-    return f"the head is not the one that was joined: {reason}" if reason else None
+    return reason, f"the head is not the one that this node joined: {reason}"
 
 
 def _why(server: Server) -> str:
@@ -435,7 +435,7 @@ def _why(server: Server) -> str:
 
 
 async def connect_local(pool_id: str) -> Channel:
-    """A connection to the head on this machine."""
+    """Connect to the head on this machine."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
@@ -444,9 +444,3 @@ async def connect_local(pool_id: str) -> Channel:
         sock.close()
         raise
     return await open_channel(sock)
-
-
-def own_name() -> str:
-    """What this machine calls itself, fit for a certificate."""
-    name = "".join(c if c.isalnum() else "-" for c in socket.gethostname().split(".")[0].lower())
-    return name.strip("-")[:24] or f"host-{os.getpid()}"

@@ -1,6 +1,6 @@
-"""Whether this machine has the devices that were declared: asked before anything starts.
+"""Checks that this machine has the declared devices, before anything starts.
 
-Only an accelerator needs torch for the answer, whose import takes two seconds.
+Only an accelerator needs torch for that, whose import takes two seconds.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ READABLE = {"cuda": "CUDA", "xpu": "XPU", "mps": "MPS", "mtia": "MTIA"}
 
 
 class Accelerator(msgspec.Struct, frozen=True):
-    """What torch says of a device type on this machine."""
+    """What torch knows of a device type on this machine."""
 
-    known: bool = False  # torch has the word
+    known: bool = False  # torch has a device type of this name
     usable: bool = False  # and a module for it: it computes
     built: bool = True  # this build of torch supports it
     count: int = 0
@@ -34,7 +34,7 @@ class Accelerator(msgspec.Struct, frozen=True):
 
 
 def check(specs: Sequence[DeviceSpec]) -> list[str]:
-    """Raise DeviceSpecError for a device that this machine cannot have; return what is only unwise."""
+    """Raise DeviceSpecError for a device that this machine cannot have; return warnings."""
     name, times = Counter(s.name for s in specs).most_common(1)[0] if specs else ("", 0)
     if times > 1:
         raise DeviceSpecError(f"{times} devices are named {name}; tell them apart with name=…")
@@ -42,23 +42,23 @@ def check(specs: Sequence[DeviceSpec]) -> list[str]:
         if spec.device == "cpu":
             _check_memory(spec)
     kinds = {_kind(s) for s in specs} - {"cpu"}
-    found = look(sorted(kinds)) if kinds else {}
+    found = ask_torch(sorted(kinds)) if kinds else {}
     for spec in specs:
         if spec.device != "cpu":
             _check_accelerator(spec, found[_kind(spec)])
     return list(_warnings([s for s in specs if s.device == "cpu"]))
 
 
-def look(kinds: Sequence[str]) -> dict[str, Accelerator]:
-    """What torch says of these device types. A process without torch asks another one."""
+def ask_torch(kinds: Sequence[str]) -> dict[str, Accelerator]:
+    """Return what torch knows of these device types. A process without torch asks a child."""
     if "torch" in sys.modules:
-        return {kind: _look(kind) for kind in kinds}
-    source = f"from shoal.pool.node import machine; machine.print_look({list(kinds)!r})"
+        return {kind: _ask_torch(kind) for kind in kinds}
+    source = f"from shoal.pool.node import machine; machine.print_answer({list(kinds)!r})"
     try:
         done = subprocess.run(
             [sys.executable, "-c", source],
             env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
-            stdin=subprocess.DEVNULL, capture_output=True, timeout=limits.ANSWER_S, check=True,
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=limits.FIND_DEVICES_S, check=True,
         )  # fmt: skip
         return msgspec.json.decode(done.stdout, type=dict[str, Accelerator])
     except subprocess.CalledProcessError as error:
@@ -66,13 +66,13 @@ def look(kinds: Sequence[str]) -> dict[str, Accelerator]:
         raise DeviceSpecError(f"torch cannot be asked for its devices: {last[0]}") from None
 
 
-def print_look(kinds: Sequence[str]) -> None:
+def print_answer(kinds: Sequence[str]) -> None:
     import torch  # noqa: F401
 
-    sys.stdout.write(msgspec.json.encode(look(kinds)).decode())
+    sys.stdout.write(msgspec.json.encode(ask_torch(kinds)).decode())
 
 
-def _look(kind: str) -> Accelerator:
+def _ask_torch(kind: str) -> Accelerator:
     import torch
 
     version = str(torch.__version__)
@@ -107,15 +107,15 @@ def _check_accelerator(spec: DeviceSpec, found: Accelerator) -> None:
             f"torch that is built with {shown}, or declare cpu"
         )
     if found.count == 0:
-        look_with = " (nvidia-smi lists them)" if kind == "cuda" else ""
+        list_with = " (nvidia-smi lists them)" if kind == "cuda" else ""
         raise DeviceSpecError(
-            f"torch {found.torch} finds no {shown} device on this machine{look_with}: {spec.device} "
+            f"torch {found.torch} finds no {shown} device on this machine{list_with}: {spec.device} "
             "cannot be offered. Declare cpu instead"
         )
     if int(index or 0) >= found.count:
         there = f"{kind}:0" if found.count == 1 else f"{kind}:0 to {kind}:{found.count - 1}"
         raise DeviceSpecError(
-            f"{spec.device} is not there: this machine has {found.count} {shown} device(s), {there}"
+            f"{spec.device} does not exist: this machine has {found.count} {shown} device(s), {there}"
         )
 
 

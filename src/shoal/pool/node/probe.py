@@ -13,17 +13,16 @@ import time
 import msgspec
 
 import shoal
-from shoal.pool.base import process
+from shoal.pool.base import limits, process
 from shoal.pool.node.profiling import Found, Job
 
 # shoal.schedule.model.measure loads torch, which takes seconds: only once this process ends with
 # its agent.
 #: For each figure; a device has eight of them.
-MEASURE_S = 0.03
 
 
 def run(job: Job) -> None:
-    """Measures what the job asks for."""
+    """Measure what the job asks for."""
     with shoal.connect(job.url, devices=job.devices) as lease:
         for position in job.measure:
             _say(_device(lease, position))
@@ -39,7 +38,7 @@ def _device(lease: shoal.Lease, position: int) -> Found:
         lease.devices[position],
         "",
         memory_bytes=info.memory_bytes,
-        effort=measure.Effort(MEASURE_S, average=info.speed < 1),
+        effort=measure.Effort(limits.PROBE_FIGURE_S, average=info.speed < 1),
         scratch_bytes=min(measure.SCRATCH_BYTES, info.memory_bytes),
     )
     return Found(target=position, profile=msgspec.structs.replace(profile, measured_at=time.time()))
@@ -52,7 +51,7 @@ def _link(lease: shoal.Lease, source: int, target: int) -> float:
     copy_bytes = max(1, min(measure.COPY_BYTES, 3 * least // 8))
     ends = (lease.devices[source], lease.devices[target])
     average = lease.granted[target].info.speed < 1
-    effort = measure.Effort(MEASURE_S / 2, average)
+    effort = measure.Effort(limits.PROBE_FIGURE_S / 2, average)
     return measure.measure_link(*ends, effort=effort, copy_bytes=copy_bytes)
 
 

@@ -12,13 +12,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from shoal.pool.base import paths
+from shoal.pool.base import limits, paths
 from shoal.schedule.model.device_profile import DeviceProfile
 
 VERSION = 1
-FILE_BYTES_MAX = 4 * 2**20
-PROFILES_MAX = 256  # the oldest are forgotten
-LINKS_MAX = 4096
 
 
 class Link(msgspec.Struct, frozen=True):
@@ -37,8 +34,8 @@ class Link(msgspec.Struct, frozen=True):
 
 class _File(msgspec.Struct):
     version: int
-    profiles: Annotated[list[DeviceProfile], Meta(max_length=PROFILES_MAX)]
-    links: Annotated[list[Link], Meta(max_length=LINKS_MAX)]
+    profiles: Annotated[list[DeviceProfile], Meta(max_length=limits.PROFILES_CACHED_MAX)]
+    links: Annotated[list[Link], Meta(max_length=limits.LINKS_CACHED_MAX)]
 
 
 @dataclass
@@ -51,12 +48,12 @@ class ProfileCache:
 
     @classmethod
     def open(cls, path: Path) -> ProfileCache:
-        """What the file holds, or nothing."""
+        """Return the contents of the file, or an empty cache."""
         cache = cls(path)
         try:
             with path.open("rb") as file:
-                raw = file.read(FILE_BYTES_MAX + 1)
-            if len(raw) > FILE_BYTES_MAX:
+                raw = file.read(limits.PROFILE_FILE_BYTES_MAX + 1)
+            if len(raw) > limits.PROFILE_FILE_BYTES_MAX:
                 return cache
             stored = msgspec.json.decode(raw, type=_File)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -67,7 +64,9 @@ class ProfileCache:
         return cache
 
     def save(self) -> None:
-        """Writes the file, whole or not at all."""
-        newest = sorted(self.profiles.values(), key=lambda p: p.measured_at)[-PROFILES_MAX:]
-        stored = _File(VERSION, newest, list(self.links.values())[-LINKS_MAX:])
+        """Write the file, whole or not at all."""
+        newest = sorted(self.profiles.values(), key=lambda p: p.measured_at)[
+            -limits.PROFILES_CACHED_MAX :
+        ]
+        stored = _File(VERSION, newest, list(self.links.values())[-limits.LINKS_CACHED_MAX :])
         paths.write_private(self.path, msgspec.json.encode(stored).decode())

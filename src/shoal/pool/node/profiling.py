@@ -1,4 +1,4 @@
-"""Measures a node's devices while nobody uses them; only the agents of standing pools do.
+"""Measures a node's idle devices; only the agents of standing pools do.
 
 A device is measured once for its hardware, by a process of its own (`shoal.pool.node.probe`) that is a
 client of the device server, with a grant that the agent makes. Leases come first: a grant for a device
@@ -26,7 +26,7 @@ from msgspec import Meta
 
 from shoal.errors import ProtocolError
 from shoal.pool.base import limits, paths, process
-from shoal.pool.client.head_connection import LOCAL_PREFIX
+from shoal.pool.base.addresses import LOCAL_PREFIX
 from shoal.pool.node.profile_cache import Link, ProfileCache
 from shoal.pool.node.spec import DeviceSpec
 from shoal.pool.wire import messages, node_messages
@@ -35,12 +35,6 @@ from shoal.schedule.model.device_profile import DeviceProfile, identity_of
 
 _log = logging.getLogger(__name__)
 
-QUIET_S = 1.0  # nothing came or went for this long, before a measurement starts
-PROBE_S = 60.0  # of which importing torch takes most
-ATTEMPTS_MAX = 3  # then the agent says why, and waits for `shoal devices --refresh`
-MEMORY_BYTES = 512 * 2**20  # of each device, while it is measured
-LINKED_DEVICES_MAX = 8  # links are measured between these, each way
-LINE_BYTES_MAX = 64 * 1024
 # No lease has epoch 0; the session number is free whenever the device is.
 PROBE_EPOCH = 0
 PROBE_SESSION = limits.SESSIONS_MAX
@@ -89,7 +83,7 @@ class Plan:
 
 
 def identity(server: Server) -> str:
-    """Of the hardware behind a device server that is ready."""
+    """Identify the hardware behind a device server that is ready."""
     assert server.ready is not None
     spec, ready = server.spec, server.ready
     return identity_of(ready.hardware, spec.device, ready.threads, spec.speed, _torch_version())
@@ -102,12 +96,12 @@ def _torch_version() -> str:
 
 
 def share_hardware(one: DeviceSpec, other: DeviceSpec) -> bool:
-    """Whether work on one of them slows the other down."""
+    """Return whether work on one of them slows the other down."""
     return one.device == other.device
 
 
 def plan(servers: Sequence[Server], cache: ProfileCache, wanted: set[str]) -> Plan | None:
-    """What can be measured now and is not known, or is `wanted` (identities) anew."""
+    """Return what to measure now: idle devices that are unknown or `wanted` (identities)."""
     up = [s for s in servers if s.ready is not None and not s.ended]
     busy = [s.spec for s in up if s.held]
     idle = [s for s in up if not any(share_hardware(s.spec, spec) for spec in busy)]
@@ -124,7 +118,7 @@ def plan(servers: Sequence[Server], cache: ProfileCache, wanted: set[str]) -> Pl
         if known not in seen and (known not in cache.profiles or known in wanted):
             seen.add(known)
             found.measure.append(position(server))
-    linked = [s for s in up[:LINKED_DEVICES_MAX] if s in idle]
+    linked = [s for s in up[: limits.LINKED_DEVICES_MAX] if s in idle]
     for source in linked:
         for target in linked:
             if source is not target and _link_key(source, target) not in cache.links:
@@ -162,7 +156,7 @@ class Profiler:
         self._probe: asyncio.subprocess.Process | None = None
 
     def profile(self, server: Server) -> DeviceProfile | None:
-        """What is known of a device, under its own name and with its own links."""
+        """Return the profile of a device, under its own name and with its own links."""
         if server.ready is None:
             return None
         mine = identity(server)
@@ -189,7 +183,7 @@ class Profiler:
                 self._report(server.index, known)
 
     def refresh(self, indices: set[int]) -> None:
-        """These are to be measured again, as soon as they are idle."""
+        """Have these devices measured again, when they are idle."""
         for server in self._servers():
             if server.index in indices and server.ready is not None:
                 mine = identity(server)
@@ -197,16 +191,16 @@ class Profiler:
                 for key in [k for k in self._cache.links if server.spec.name in k[:2]]:
                     del self._cache.links[key]
         self._failures = 0
-        self._quiet_from = time.monotonic() - QUIET_S
+        self._quiet_from = time.monotonic() - limits.PROFILE_QUIET_S
         self._changed.set()
 
     def changed(self) -> None:
-        """A device or a session came or went."""
+        """Note that a device or a session came or went."""
         self._quiet_from = time.monotonic()
         self._changed.set()
 
     def make_way(self, server: Server) -> None:
-        """A lease is about to start on this device: what is measured on its hardware is given up."""
+        """Give up a measurement on the hardware of this device: a lease is about to start."""
         running = self._plan
         if running is not None and any(
             share_hardware(s.spec, server.spec) for s in running.servers
@@ -215,7 +209,7 @@ class Profiler:
         self.changed()
 
     def _stop(self, running: Plan) -> None:
-        """Ends the probe; what the device servers hear after this finds their devices free."""
+        """End the probe. Later messages to the device servers find their devices free."""
         self._plan = None
         for server in running.servers:
             if server.channel is not None and not server.ended:
@@ -227,12 +221,12 @@ class Profiler:
     # --- the work ----------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Measures whatever is to be measured, for as long as the agent lives."""
+        """Measure devices, for as long as the agent lives."""
         while True:
             await self._changed.wait()
             self._changed.clear()
-            while self._failures < ATTEMPTS_MAX:
-                quiet_s = QUIET_S - (time.monotonic() - self._quiet_from)
+            while self._failures < limits.PROBE_ATTEMPTS_MAX:
+                quiet_s = limits.PROFILE_QUIET_S - (time.monotonic() - self._quiet_from)
                 if quiet_s > 0:
                     await asyncio.sleep(quiet_s)
                     continue
@@ -245,10 +239,10 @@ class Profiler:
         problem = ""
         self._plan = following
         try:
-            async with asyncio.timeout(PROBE_S):
+            async with asyncio.timeout(limits.PROBE_S):
                 problem = await self._run_probe(following)
         except TimeoutError:
-            problem = f"it took more than {PROBE_S:g} s"
+            problem = f"it took more than {limits.PROBE_S:g} s"
         except (OSError, ValueError, msgspec.MsgspecError, ProtocolError) as error:
             problem = str(error)
         interrupted = self._plan is None
@@ -258,11 +252,11 @@ class Profiler:
             await self._probe.wait()
             self._probe = None
         self._failures = self._failures + 1 if problem and not interrupted else 0
-        if self._failures == ATTEMPTS_MAX:
+        if self._failures == limits.PROBE_ATTEMPTS_MAX:
             _log.warning("the devices could not be measured: %s", problem)
 
     async def _run_probe(self, following: Plan) -> str:
-        """Starts a probe, grants it the devices and takes what it finds. Returns what went wrong."""
+        """Start a probe, grant it the devices and keep its results. Return what went wrong."""
         probe_id = f"{self._pool_id}/probe-{secrets.token_hex(8)}"
         job = Job(
             LOCAL_PREFIX + probe_id, len(following.servers), following.measure, following.pairs
@@ -274,7 +268,7 @@ class Profiler:
             self._probe = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "shoal.pool.node.probe", msgspec.json.encode(job).decode(),
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL, limit=LINE_BYTES_MAX,
+                stderr=asyncio.subprocess.DEVNULL, limit=limits.PROBE_LINE_BYTES_MAX,
             )  # fmt: skip
             if self._plan is not following:  # a lease came first
                 self._probe.kill()
@@ -287,11 +281,11 @@ class Profiler:
                     (await granting).abort()
 
     async def _grant(self, listener: socket.socket, following: Plan) -> Channel:
-        """Is the head to the probe: hands it the devices, by grants of the agent's own."""
+        """Act as the probe's head: lease it the devices, by grants of the agent's own."""
         sock, _ = await asyncio.get_running_loop().sock_accept(listener)
+        process.check_same_user(sock)
         channel = await open_channel(sock)
-        process.check_same_user(channel.raw_socket)
-        await channel.receive(limits.FIRST_FRAME_S)
+        await channel.receive(messages.FROM_CLIENT, limits.FIRST_FRAME_S)
         if self._plan is not following:
             channel.abort()
             raise ProtocolError("a lease came first")
@@ -299,7 +293,7 @@ class Profiler:
         for server in following.servers:
             assert server.ready is not None
             assert server.channel is not None
-            memory_bytes = min(MEMORY_BYTES, server.ready.memory_bytes)
+            memory_bytes = min(limits.PROBE_MEMORY_BYTES, server.ready.memory_bytes)
             grant = node_messages.Grant(
                 secrets.token_urlsafe(24), PROBE_SESSION, memory_bytes, epoch=PROBE_EPOCH
             )
@@ -325,7 +319,7 @@ class Profiler:
         return problem or (process.exit_reason(status) if status else "")
 
     def _keep(self, found: Found, servers: Sequence[Server]) -> None:
-        """Takes a result into the cache and tells of every device that it is about."""
+        """Keep a result in the cache, and report every device that it concerns."""
         target = servers[found.target]
         mine = identity(target)
         if found.profile is not None:

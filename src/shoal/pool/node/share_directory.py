@@ -1,4 +1,4 @@
-"""The directory of memory that programs share: who owns it, who has it open, who may write now.
+"""The directory of memory that programs share: its owners, its openers and its writers.
 
 Pure: events in, instructions out. The shell around it (share_server.py) keeps the memory itself.
 """
@@ -14,7 +14,7 @@ from shoal.errors import ShareError
 from shoal.pool.base import limits
 from shoal.pool.wire import share_messages
 
-OWNER = 1  # the number of a share's owner among its participants; 0 is nobody
+OWNER = 1  # the number of a share's owner among its participants; 0 is none
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Share:
         return self.participants[OWNER]
 
     def info(self) -> share_messages.ShareInfo:
-        """What its owner's programs may know of it."""
+        """Return what the owner's programs may know of it."""
         readers = [p.party.pid for n, p in self.participants.items() if n != OWNER]
         holder = self.participants.get(self.holder)
         return share_messages.ShareInfo(
@@ -63,7 +63,7 @@ class Share:
         )  # fmt: skip
 
 
-# --- what the shell is to do -----------------------------------------------------------------------
+# --- instructions for the shell --------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Publish:
 
 @dataclass(frozen=True)
 class Granted:
-    """Tell a participant that waited: it holds the share now."""
+    """Notify a participant that waited: it holds the share now."""
 
     share: str
     participant: int
@@ -84,7 +84,7 @@ class Granted:
 
 @dataclass(frozen=True)
 class Forget:
-    """Let go of a participant's line."""
+    """Close a participant's line."""
 
     share: str
     participant: int
@@ -92,17 +92,17 @@ class Forget:
 
 @dataclass(frozen=True)
 class Revoke:
-    """Write into the control page that it is over, and let go of the share."""
+    """Mark the share as revoked in its control page, and close it."""
 
     share: str
-    waiting: tuple[int, ...]  # those who will not get it
+    waiting: tuple[int, ...]  # participants that will not get it
 
 
 Instruction = Publish | Granted | Forget | Revoke
 
 
 def unknown() -> ShareError:
-    """One answer to every wrong handle: it says nothing about which part of it was wrong."""
+    """Return the one answer to every wrong handle, which does not reveal what was wrong."""
     return ShareError(
         "no such shared memory: its owner has ended or taken it back, it belongs to another client of "
         "the pool, or the handle is not complete. Ask its owner for a new one: shoal.share(tensor)"
@@ -129,7 +129,7 @@ class ShareDirectory:
         party: Party,
         request: share_messages.ShareCreate,
     ) -> Share:
-        """A new share of `party`, which holds it if it is exclusive."""
+        """Add a share of `party`, which holds it if it is exclusive."""
         if share_id in self.shares:
             raise ShareError("this share exists already")
         owned = sum(_same_lease(s.owner.party, party) for s in self.shares.values())
@@ -166,7 +166,7 @@ class ShareDirectory:
         return participant
 
     def left(self, share_id: str, number: int) -> list[Instruction]:
-        """A participant is gone. With its owner, the share is."""
+        """Note that a participant is gone. The share ends with its owner."""
         share = self.shares.get(share_id)
         if share is None or number not in share.participants:
             return []
@@ -179,12 +179,12 @@ class ShareDirectory:
         return [Forget(share_id, number), *given_back]
 
     def end(self, share_id: str, key: str) -> list[Instruction]:
-        """A participant says that it is done; the owner thereby takes the memory back."""
+        """End a participation. The share ends if it is its owner's."""
         share, participant = self._known(share_id, key)
         return self.left(share.id, participant.number)
 
     def lease_ended(self, lease: int, epoch: int) -> list[Instruction]:
-        """What a lease owned that is over is taken back at once.
+        """Revoke the shares that an ended lease owned.
 
         What it had opened goes when its worker does: a holder that still runs must not be overtaken.
         """
@@ -202,7 +202,7 @@ class ShareDirectory:
     # --- one at a time -------------------------------------------------------------------------
 
     def acquire(self, share_id: str, key: str) -> tuple[int, list[Instruction]]:
-        """The participant wants the share for itself. It holds it when `Granted` comes."""
+        """Queue a participant for the share. It holds it when `Granted` comes."""
         share, participant = self._known(share_id, key)
         number = participant.number
         if share.mode != "exclusive":
@@ -217,13 +217,13 @@ class ShareDirectory:
         return number, self._pass_on(share) if share.holder == 0 else []
 
     def give_up(self, share_id: str, number: int) -> None:
-        """A participant does not want to wait any longer."""
+        """Remove a participant from the queue."""
         share = self.shares.get(share_id)
         if share is not None and number in share.waiting:
             share.waiting.remove(number)
 
     def release(self, share_id: str, key: str) -> list[Instruction]:
-        """The participant lets go; the next in the queue has it. Others have nothing to let go of."""
+        """Pass the share to the next in the queue, if this participant holds it."""
         share, participant = self._known(share_id, key)
         if participant.number in share.waiting:
             share.waiting.remove(participant.number)
@@ -231,8 +231,8 @@ class ShareDirectory:
 
     def _pass_on(self, share: Share) -> list[Instruction]:
         share.holder = share.waiting.popleft() if share.waiting else 0
-        told = [Granted(share.id, share.holder)] if share.holder else []
-        return [Publish(share.id, share.holder), *told]
+        notices = [Granted(share.id, share.holder)] if share.holder else []
+        return [Publish(share.id, share.holder), *notices]
 
     def _known(self, share_id: str, key: str) -> tuple[Share, Participant]:
         share = self.shares.get(share_id)
@@ -243,10 +243,10 @@ class ShareDirectory:
                 return share, participant
         raise unknown()
 
-    # --- to look at ----------------------------------------------------------------------------
+    # --- listing ------------------------------------------------------------------------------
 
     def of(self, client: str) -> list[share_messages.ShareInfo]:
-        """What the programs of this client share."""
+        """List what the programs of this client share."""
         return [s.info() for s in self.shares.values() if s.owner.party.client == client]
 
 

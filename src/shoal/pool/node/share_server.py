@@ -1,9 +1,9 @@
-"""The node's end of shared memory: answers programs that share and open, and keeps what they share.
+"""The node's side of shared memory: answers programs that share and open, and keeps what they share.
 
-It lives in the agent, which knows the leases of all devices of its node. It never maps a shared memory:
-it keeps its descriptor to hand it out, and writes to the share's control page, which nobody else can.
-A participant is there as long as its *line* is: one end of a socket pair, which its worker holds. So
-whatever ends a worker ends its part in every share, at once, without a message.
+It lives in the agent, which knows the leases of all devices of its node. It never maps shared memory:
+it keeps the descriptor to hand it out, and writes to the share's control page, which no other process
+can. A participant is there as long as its *line* is: one end of a socket pair, which its worker holds.
+So whatever ends a worker ends its participation in every share, at once, without a message.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from shoal.errors import ProtocolError, ShareError
-from shoal.pool.base import limits, paths, process
+from shoal.pool.base import limits, paths, process, sealed_memory
 from shoal.pool.node import share_directory
 from shoal.pool.wire import frames, messages, node_messages, share_messages
+from shoal.pool.wire.acceptor import Acceptor, PendingConnection
 
 CONTROL_BYTES = mmap.PAGESIZE
-_SEAL, _SHRINK, _GROW, _FUTURE_WRITE = 0x1, 0x2, 0x4, 0x10  # of fcntl's F_SEAL_…
+_FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE, which fcntl lacks
 _REVOKED, _HOLDER = (
     0,
     1,
 )  # words of the control page: ShareControl in csrc/worker/shared/shared_block.h
-_DESCRIPTORS = 65536  # as many as the system allows, up to this
 
 FindGrant = Callable[[str], node_messages.Grant | None]
 
 
 def socket_address(device_address: str) -> str:
-    """Where the share server of a device's node listens."""
+    """Return where the share server of a device's node listens."""
     return device_address.rpartition("/")[0] + "/shares"
 
 
@@ -45,13 +46,12 @@ def whole_pages(size: int) -> int:
 
 
 class ControlPage:
-    """A page that everybody can map and only this process can write to."""
+    """A page that every participant can map and only this process can write to."""
 
     def __init__(self) -> None:
-        self.fd = os.memfd_create("shoal-share-control", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.fd, CONTROL_BYTES)
+        self.fd = sealed_memory.create("shoal-share-control", CONTROL_BYTES)
         self._map = mmap.mmap(self.fd, CONTROL_BYTES)
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SHRINK | _GROW | _FUTURE_WRITE | _SEAL)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _FUTURE_WRITE | fcntl.F_SEAL_SEAL)
         self._words = memoryview(self._map).cast("Q")  # a word is written in one store
 
     def publish(self, holder: int) -> None:
@@ -68,19 +68,18 @@ class ControlPage:
 
 @dataclass
 class Kept:
-    """What a share is made of."""
+    """The descriptors of a share."""
 
     memory_fd: int
     control: ControlPage
     lines: dict[int, socket.socket] = field(default_factory=dict)  # by participant
 
 
-@dataclass
-class Visitor:
-    """A program that asks for something; one request for each connection."""
+@dataclass(eq=False)
+class PendingRequest(PendingConnection):
+    """A program's connection, for one request."""
 
-    inbox: frames.Inbox
-    late: asyncio.TimerHandle
+    inbox: frames.Inbox = field(default_factory=lambda: frames.Inbox(fds_max=1))
     waits_for: tuple[str, int] | None = None  # share and participant
 
 
@@ -89,112 +88,95 @@ class ShareServer:
         self.directory = share_directory.ShareDirectory()
         self._find_grant = find_grant
         self._kept: dict[str, Kept] = {}
-        self._visitors: dict[socket.socket, Visitor] = {}
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(address)
         self._listener.listen(64)
-        self._listener.setblocking(False)
         _allow_descriptors()
 
     def start(self) -> None:
-        """Answers from now on, in the running event loop."""
-        asyncio.get_running_loop().add_reader(self._listener, self._accept)
+        """Answer from now on, in the running event loop."""
+        loop = asyncio.get_running_loop()
+        self._acceptor = Acceptor(
+            self._listener,
+            loop,
+            PendingRequest,
+            lambda pending: loop.add_reader(pending.socket, self._hear, pending),
+            self._drop,
+            most=limits.SHARE_REQUESTS_MAX,
+            patience_s=limits.FIRST_FRAME_S,
+        )
 
     def lease_ended(self, lease: int, epoch: int) -> None:
         self._do(self.directory.lease_ended(lease, epoch))
 
-    # --- visitors ----------------------------------------------------------------------------------
+    # --- connections -------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
+    def _hear(self, pending: PendingRequest) -> None:
         try:
-            connection, _ = self._listener.accept()
-        except OSError:
-            return
-        if len(self._visitors) >= limits.SHARE_VISITORS_MAX:
-            connection.close()
-            return
-        connection.setblocking(False)
-        loop = asyncio.get_running_loop()
-        late = loop.call_later(limits.FIRST_FRAME_S, self._dismiss, connection)
-        self._visitors[connection] = Visitor(frames.Inbox(fds_max=1), late)
-        loop.add_reader(connection, self._hear, connection)
-
-    def _hear(self, connection: socket.socket) -> None:
-        visitor = self._visitors[connection]
-        try:
-            process.check_same_user(connection)
-            alive = visitor.inbox.read(connection)
-            message = visitor.inbox.next()
-            if visitor.waits_for is not None or (message is None and not alive):
-                self._dismiss(connection)  # it has hung up, or has more to say than it may
+            alive = pending.inbox.read(pending.socket)
+            message = pending.inbox.next(share_messages.FROM_CLIENT)
+            if pending.waits_for is not None or (message is None and not alive):
+                self._drop(pending)  # it has hung up, or sends more than one request
             elif message is not None:
-                self._answer(connection, visitor, message)
+                self._answer(pending, message)
         except (ProtocolError, ShareError) as error:
-            self._reply(connection, messages.refusal(str(error)))
+            self._reply(pending, messages.refusal(str(error)))
         except OSError:
-            self._dismiss(connection)
+            self._drop(pending)
 
     def _reply(
-        self, connection: socket.socket, message: messages.Message, fds: tuple[int, ...] = ()
+        self, pending: PendingRequest, message: share_messages.FromAgent, fds: tuple[int, ...] = ()
     ) -> None:
         with suppress(OSError):
-            frames.send(connection, message, fds)
-        self._dismiss(connection)
+            frames.send(pending.socket, message, fds)
+        self._drop(pending)
 
-    def _dismiss(self, connection: socket.socket) -> None:
-        visitor = self._visitors.pop(connection, None)
-        if visitor is None:
-            return
-        visitor.late.cancel()
-        visitor.inbox.close_fds()
-        asyncio.get_running_loop().remove_reader(connection)
-        connection.close()
-        if visitor.waits_for is not None:
-            self.directory.give_up(*visitor.waits_for)
+    def _drop(self, pending: PendingRequest) -> None:
+        pending.inbox.close_fds()
+        self._acceptor.drop(pending)
+        waited, pending.waits_for = pending.waits_for, None
+        if waited is not None:
+            self.directory.give_up(*waited)
 
     # --- requests ----------------------------------------------------------------------------------
 
-    def _answer(
-        self, connection: socket.socket, visitor: Visitor, message: messages.Message
-    ) -> None:
+    def _answer(self, pending: PendingRequest, message: share_messages.FromClient) -> None:
         match message:
             case share_messages.ShareCreate():
-                self._create(connection, visitor, message)
+                self._create(pending, message)
             case share_messages.ShareOpen():
-                self._open(connection, message)
+                self._open(pending, message)
             case share_messages.ShareAcquire(share_id, key):
-                self._acquire(connection, visitor, share_id, key)
+                self._acquire(pending, share_id, key)
             case share_messages.ShareRelease(share_id, key):
                 self._do(self.directory.release(share_id, key))
-                self._reply(connection, messages.Done())
+                self._reply(pending, messages.Done())
             case share_messages.ShareEnd(share_id, key):
                 self._do(self.directory.end(share_id, key))
-                self._reply(connection, messages.Done())
+                self._reply(pending, messages.Done())
             case share_messages.ShareList(token):
-                client = self._party(connection, token).client
+                client = self._party(pending, token).client
                 found = self.directory.of(client)[: limits.SHARES_LISTED_MAX]
-                self._reply(connection, share_messages.ShareListing(found))
+                self._reply(pending, share_messages.ShareListing(found))
             case _:
-                raise ProtocolError(f"nobody shares memory with {type(message).__name__}")
+                assert_never(message)
 
-    def _party(self, connection: socket.socket, token: str) -> share_directory.Party:
+    def _party(self, pending: PendingRequest, token: str) -> share_directory.Party:
         grant = self._find_grant(token)
         if grant is None:
             raise ShareError(
-                "this program has no lease on this node (any more). Type: shoal.connect()"
+                "this program does not have a lease on this node. Type: shoal.connect()"
             )
-        pid, _ = process.peer_credentials(connection)
+        pid, _ = process.peer_credentials(pending.socket)
         return share_directory.Party(grant.client, grant.lease, grant.epoch, pid)
 
-    def _create(
-        self, connection: socket.socket, visitor: Visitor, request: share_messages.ShareCreate
-    ) -> None:
-        party = self._party(connection, request.token)
+    def _create(self, pending: PendingRequest, request: share_messages.ShareCreate) -> None:
+        party = self._party(pending, request.token)
         grant = self._find_grant(request.token)
         assert grant is not None
-        if len(visitor.inbox.fds) != 1:
-            raise ProtocolError("a shared memory comes with its descriptor")
-        check_memory(visitor.inbox.fds[0], request.bytes, grant.memory_bytes)
+        if len(pending.inbox.fds) != 1:
+            raise ProtocolError("ShareCreate comes with one descriptor")
+        check_memory(pending.inbox.fds[0], request.bytes, grant.memory_bytes)
         share_id, secret, key = secrets.token_hex(8), secrets.token_hex(24), secrets.token_hex(24)
         control = ControlPage()
         try:
@@ -202,14 +184,14 @@ class ShareServer:
         except ShareError:
             control.close()
             raise
-        self._kept[share_id] = Kept(visitor.inbox.fds.pop(), control)
+        self._kept[share_id] = Kept(pending.inbox.fds.pop(), control)
         self._do([share_directory.Publish(share_id, share.holder)])
         with self._draw_line(share_id, share_directory.OWNER) as line:
             made = share_messages.ShareMade(share_id, secret, share_directory.OWNER, key)
-            self._reply(connection, made, (control.fd, line.fileno()))
+            self._reply(pending, made, (control.fd, line.fileno()))
 
-    def _open(self, connection: socket.socket, request: share_messages.ShareOpen) -> None:
-        party = self._party(connection, request.token)
+    def _open(self, pending: PendingRequest, request: share_messages.ShareOpen) -> None:
+        party = self._party(pending, request.token)
         key = secrets.token_hex(24)
         share, participant = self.directory.open(request.share, request.secret, key, party)
         kept = self._kept[share.id]
@@ -217,23 +199,23 @@ class ShareServer:
             opened = share_messages.ShareOpened(
                 share.bytes, share.mode, share.layout, participant.number, key
             )
-            self._reply(connection, opened, (kept.memory_fd, kept.control.fd, line.fileno()))
+            self._reply(pending, opened, (kept.memory_fd, kept.control.fd, line.fileno()))
 
-    def _acquire(
-        self, connection: socket.socket, visitor: Visitor, share_id: str, key: str
-    ) -> None:
+    def _acquire(self, pending: PendingRequest, share_id: str, key: str) -> None:
         number, steps = self.directory.acquire(share_id, key)
-        visitor.waits_for = share_id, number
-        visitor.late.cancel()  # from now on the program says how long it waits
+        pending.waits_for = share_id, number
+        self._acceptor.stop_timer(pending)  # from now on the program decides how long it waits
         self._do(steps)
 
     def _draw_line(self, share_id: str, number: int) -> socket.socket:
-        """The end that goes to the participant's worker; when its last copy closes, it has left."""
+        """Return the end for the participant's worker; when its last copy closes, it has left."""
         try:
             ours, theirs = socket.socketpair()
         except OSError:
             self._do(self.directory.left(share_id, number))
-            raise ShareError("the node has no descriptors left: share fewer tensors") from None
+            raise ShareError(
+                "the node does not have a descriptor left. Share fewer tensors."
+            ) from None
         self._kept[share_id].lines[number] = ours
         ours.setblocking(False)
         asyncio.get_running_loop().add_reader(ours, self._line_closed, share_id, number)
@@ -251,22 +233,21 @@ class ShareServer:
                 case share_directory.Publish(_, holder):
                     kept.control.publish(holder)
                 case share_directory.Granted(share_id, number):
-                    self._tell((share_id, number), messages.Done())
+                    self._notify((share_id, number), messages.Done())
                 case share_directory.Forget(_, number):
                     self._hang_up(kept, number)
                 case share_directory.Revoke(share_id, waiting):
                     kept.control.revoke()
                     for number in waiting:
-                        self._tell(
-                            (share_id, number), messages.refusal(str(share_directory.unknown()))
-                        )
+                        refusal = messages.refusal(str(share_directory.unknown()))
+                        self._notify((share_id, number), refusal)
                     self._let_go(share_id)
 
-    def _tell(self, who: tuple[str, int], message: messages.Message) -> None:
-        for connection, visitor in list(self._visitors.items()):
-            if visitor.waits_for == who:
-                visitor.waits_for = None
-                self._reply(connection, message)
+    def _notify(self, who: tuple[str, int], message: messages.Done | messages.Refusal) -> None:
+        for pending in list(self._acceptor.pending):
+            if pending.waits_for == who:
+                pending.waits_for = None
+                self._reply(pending, message)
 
     def _hang_up(self, kept: Kept, number: int) -> None:
         line = kept.lines.pop(number, None)
@@ -283,21 +264,25 @@ class ShareServer:
 
 
 def _allow_descriptors() -> None:
-    """Each share and each participant is a descriptor: more than a program usually may have."""
+    """Raise the limit of descriptors: each share and each participant takes one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    most = (
+        limits.DESCRIPTORS_MAX
+        if hard == resource.RLIM_INFINITY
+        else min(hard, limits.DESCRIPTORS_MAX)
+    )
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def check_memory(fd: int, size: int, size_max: int) -> None:
-    """Refuses a descriptor that is no sealed memory of that size."""
+    """Raise unless the descriptor is sealed memory of that size."""
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:
-        raise ProtocolError("what is to be shared is no memory") from None
-    if seals & (_SHRINK | _GROW) != _SHRINK | _GROW:
-        raise ProtocolError("what is to be shared could be cut short: it is not sealed")
+        raise ProtocolError("the shared descriptor is not memory") from None
+    if seals & sealed_memory.FIXED_SIZE != sealed_memory.FIXED_SIZE:
+        raise ProtocolError("the shared memory is not sealed: it could be cut short")
     if not 0 < size <= size_max or os.fstat(fd).st_size != whole_pages(size):
         raise ShareError(
             f"{size} bytes cannot be shared from a device of {size_max} bytes: shared tensors stay in "
@@ -306,17 +291,10 @@ def check_memory(fd: int, size: int, size_max: int) -> None:
 
 
 def make_memory(size: int) -> int:
-    """A new memory for `size` bytes that nobody can cut short."""
-    fd = os.memfd_create("shoal-share", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(fd, whole_pages(size))
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SHRINK | _GROW)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+    """Return new memory for `size` bytes."""
+    return sealed_memory.create("shoal-share", whole_pages(size))
 
 
 def address_of(pool_id: str, node: str) -> str:
-    """Where the share server of a node listens."""
+    """Return where the share server of a node listens."""
     return socket_address(paths.socket_name(pool_id, f"{node}/device" if node else "device"))

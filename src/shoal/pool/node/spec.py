@@ -37,7 +37,7 @@ class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_device(text: str, number: int = 0) -> DeviceSpec:
-    """The device that `text` declares; `number` is its place in the pool.
+    """Read the declaration of a device; `number` is its index in the pool.
 
     >>> parse_device("cpu,memory=160MiB,speed=0.5,threads=1,name=slow").speed
     0.5
@@ -74,7 +74,7 @@ def parse_device(text: str, number: int = 0) -> DeviceSpec:
 
 
 def parse_memory(memory: int | float | str | None) -> tuple[int | None, float | None]:
-    """An amount in bytes or a fraction of a device's memory, from "8GiB", "50%", 0.5 or bytes.
+    """Read bytes, or a fraction of a device's memory, from "8GiB", "50%", 0.5 or bytes.
 
     >>> parse_memory("50%")
     (None, 0.5)
@@ -98,7 +98,7 @@ class Spill(msgspec.Struct, frozen=True):
 
 
 def spill(spec: DeviceSpec, memory_bytes: int) -> Spill:
-    """The declared amounts, or what the machine can well spare.
+    """Return the declared amounts, or what the machine can spare.
 
     A CPU device that was given all of the host's memory gets no more of it.
     """
@@ -117,7 +117,7 @@ def spill(spec: DeviceSpec, memory_bytes: int) -> Spill:
 
 
 def spill_directory() -> str:
-    """Where devices write when host memory is full too: $SHOAL_SPILL_DIR, else the system's own."""
+    """Return where full devices write: $SHOAL_SPILL_DIR, else the system's directory."""
     return os.environ.get("SHOAL_SPILL_DIR") or tempfile.gettempdir()
 
 
@@ -156,7 +156,7 @@ def _threads(text: str, value: str | None) -> int | None:
 
 
 def default_threads() -> int:
-    """What workers use where the declaration does not say: OMP_NUM_THREADS, else all cores."""
+    """Return the default thread count of workers: OMP_NUM_THREADS, else all cores."""
     text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     return int(text) if text.isdecimal() and int(text) > 0 else (os.cpu_count() or 1)
 
@@ -167,7 +167,7 @@ def host_memory_bytes() -> int:
 
 
 def cpu_model() -> str:
-    """What this machine's processor calls itself."""
+    """Return the processor's name."""
     try:
         with open("/proc/cpuinfo") as file:
             named = next((line for line in file if line.startswith("model name")), "")

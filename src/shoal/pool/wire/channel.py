@@ -6,20 +6,21 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import struct
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import msgspec
+from msgspec.msgpack import Decoder
+
 from shoal.errors import ProtocolError
 from shoal.pool.base import limits
-from shoal.pool.wire import frames, messages, tls
+from shoal.pool.wire import frames, tls
+from shoal.pool.wire.acceptor import Acceptor, PendingConnection
+from shoal.pool.wire.frames import Closed, Kind, Silence
 
 if TYPE_CHECKING:
     import ssl
-
-_READ_BYTES = 64 * 1024
 
 
 class Channel:
@@ -37,8 +38,8 @@ class Channel:
         ours = writer.get_extra_info("sockname")
         self.own_address = "" if self.is_local or not ours else str(ours[0])
 
-    async def receive(self, timeout_s: float | None) -> messages.Message:
-        """The next message. ProtocolError if it is none, does not come in time, or the peer is gone.
+    async def receive(self, kinds: Decoder[Kind], timeout_s: float | None) -> Kind:
+        """Return the next message. Raise Silence, Closed or another ProtocolError if none comes.
 
         A frame that has begun must be whole within limits.FRAME_S, however slowly it drips.
         """
@@ -46,20 +47,17 @@ class Channel:
             async with asyncio.timeout(timeout_s):
                 first = await self._reader.readexactly(1)
             async with asyncio.timeout(limits.FRAME_S):
-                length = struct.unpack("<I", first + await self._reader.readexactly(3))[0]
-                if length > self.frame_bytes_max:
-                    raise ProtocolError(
-                        f"a frame of {length} bytes is over the limit of {self.frame_bytes_max}"
-                    )
+                header = first + await self._reader.readexactly(frames.HEADER_BYTES - 1)
+                length = frames.body_length(header, self.frame_bytes_max)
                 body = await self._reader.readexactly(length)
         except TimeoutError:
-            raise ProtocolError("no whole message came in time") from None
+            raise Silence from None
         except (OSError, asyncio.IncompleteReadError):
             raise Closed from None
-        return frames.decode(body)
+        return frames.decode(body, kinds)
 
-    def send(self, message: messages.Message) -> None:
-        """Never waits. A peer that does not read is cut off."""
+    def send(self, message: msgspec.Struct) -> None:
+        """Send a message without waiting. A peer that does not read is cut off."""
         if self._writer.is_closing():
             return
         self._writer.write(frames.encode(message))
@@ -67,43 +65,29 @@ class Channel:
             self._writer.transport.abort()
 
     async def close(self) -> None:
-        """Says what is still to be said, for a moment, and hangs up."""
+        """Flush for at most limits.CLOSE_S, then close."""
         self._writer.close()
         try:
-            async with asyncio.timeout(1.0):
+            async with asyncio.timeout(limits.CLOSE_S):
                 await self._writer.wait_closed()
         except (OSError, TimeoutError):
             self._writer.transport.abort()
 
-    @property
-    def raw_socket(self) -> socket.socket:
-        """For questions to the kernel only."""
-        found = self._writer.get_extra_info("socket")
-        assert found is not None
-        return found  # type: ignore[no-any-return]
-
     def hang_up(self) -> None:
-        """Closes after what was sent."""
+        """Close after everything that was sent, without waiting."""
         self._writer.close()
 
     def abort(self) -> None:
         self._writer.transport.abort()
 
 
-class Closed(ProtocolError):
-    """The peer has hung up."""
-
-    def __init__(self) -> None:
-        super().__init__("the other side closed the connection")
-
-
 async def open_channel(
     sock: socket.socket, context: ssl.SSLContext | None = None, server_name: str | None = None
 ) -> Channel:
-    """A channel over a connected socket."""
+    """Return a channel over a connected socket."""
     reader, writer = await asyncio.open_connection(
         sock=sock,
-        limit=_READ_BYTES,
+        limit=limits.READ_BYTES,
         ssl=context,
         server_hostname=server_name,
         ssl_handshake_timeout=limits.HANDSHAKE_S if context else None,
@@ -114,8 +98,7 @@ async def open_channel(
 class Listener:
     """Accepts connections for `serve`, a coroutine that runs as long as its connection is of use.
 
-    With TLS, nobody is waited for: strangers are few at a time, few from one address, and each has a
-    deadline.
+    With TLS, a connection is pending until it has shown a certificate.
     """
 
     def __init__(
@@ -124,72 +107,55 @@ class Listener:
         serve: Callable[[Channel], Awaitable[None]],
         context: ssl.SSLContext | None = None,
     ) -> None:
-        sock.setblocking(False)
-        self._sock = sock
         self._serve = serve
         self._context = context
-        self._strangers: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
-
-    async def run(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                sock, address = await loop.sock_accept(self._sock)
-            except OSError:  # no descriptors left, or the peer gave up already
-                await asyncio.sleep(0.05)
-                continue
-            source = str(address[0]) if self._context is not None else ""
-            if self._context is not None and self._crowded(source):
-                sock.close()
-                continue
-            task = loop.create_task(self._welcome(sock, source))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    def _crowded(self, source: str) -> bool:
-        return (
-            self._strangers.total() >= limits.STRANGERS_MAX
-            or self._strangers[source] >= limits.STRANGERS_PER_ADDRESS_MAX
-            or len(self._tasks) >= limits.CONNECTIONS_MAX
+        self._loop = asyncio.get_running_loop()
+        self._acceptor = Acceptor(
+            sock,
+            self._loop,
+            PendingConnection,
+            self._accepted,
+            most=limits.STRANGERS_MAX,
+            most_per_address=limits.STRANGERS_PER_ADDRESS_MAX,
         )
 
-    async def _welcome(self, sock: socket.socket, source: str) -> None:
-        channel = None
-        self._strangers[source] += 1
-        try:
-            channel = await self._handshake(sock)
-        except (TimeoutError, OSError, ProtocolError):
-            sock.close()
+    def _accepted(self, pending: PendingConnection) -> None:
+        if self._context is not None and len(self._tasks) >= limits.CONNECTIONS_MAX:
+            self._acceptor.release(pending)
+            pending.socket.close()
             return
-        finally:
-            if channel is None or channel.peer is not None or channel.is_local:
-                self._forget(source)
+        task = self._loop.create_task(self._welcome(pending))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _welcome(self, pending: PendingConnection) -> None:
+        try:
+            channel = await self._handshake(pending.socket)
+        except (TimeoutError, OSError, ProtocolError):
+            self._acceptor.release(pending)
+            pending.socket.close()
+            return
+        if channel.peer is not None or channel.is_local:
+            self._acceptor.release(pending)
         try:
             await self._serve(channel)
         finally:
-            if channel.peer is None and not channel.is_local:
-                self._forget(source)
+            self._acceptor.release(pending)
             with suppress(Exception):
                 await channel.close()
 
     async def _handshake(self, sock: socket.socket) -> Channel:
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(limit=_READ_BYTES)
+        reader = asyncio.StreamReader(limit=limits.READ_BYTES)
         protocol = asyncio.StreamReaderProtocol(reader)
-        transport, _ = await loop.connect_accepted_socket(
+        transport, _ = await self._loop.connect_accepted_socket(
             lambda: protocol,
             sock,
             ssl=self._context,
             ssl_handshake_timeout=limits.HANDSHAKE_S if self._context else None,
         )
         try:
-            return Channel(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+            return Channel(reader, asyncio.StreamWriter(transport, protocol, reader, self._loop))
         except ProtocolError:
             transport.abort()
             raise
-
-    def _forget(self, source: str) -> None:
-        self._strangers[source] -= 1
-        if self._strangers[source] <= 0:
-            del self._strangers[source]

@@ -1,7 +1,7 @@
-"""What a client and a reader say to each other: a process at a node that reads training data there.
+"""Messages between a client and a data reader, the process that reads training data at a node.
 
-Samples themselves are in none of these: the reader puts them into memory that it shares with the
-session's worker, and tells the client only where they are.
+No message holds samples: the reader puts them into memory that it shares with the session's worker,
+and sends the client only their offsets.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
+from msgspec.msgpack import Decoder
 
 from shoal.pool.base.limits import (
     DATA_LEAVES_MAX,
@@ -110,7 +111,7 @@ class WarmData(msgspec.Struct, frozen=True, tag=True):
 
 
 class CloseData(msgspec.Struct, frozen=True, tag=True):
-    """Client → reader: nobody reads this any more."""
+    """Client → reader: close this source."""
 
     source: Count
 
@@ -120,3 +121,9 @@ class DataFailed(msgspec.Struct, frozen=True, tag=True):
 
     request: Count
     reason: Text
+
+
+FromClient = OpenData | ReadSamples | WarmData | CloseData
+FromReader = DataOpened | SamplesRead | SamplesTooLarge | DataFailed
+FROM_CLIENT: Decoder[FromClient] = Decoder(FromClient)
+FROM_READER: Decoder[FromReader] = Decoder(FromReader)

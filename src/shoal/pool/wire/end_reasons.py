@@ -9,12 +9,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from shoal.pool.base.limits import RESUME_S, SILENCE_S, TEXT_CHARS_MAX
+from shoal.pool.base import limits
 from shoal.pool.wire.message_fields import SessionPart, Text
 
-CORRECT_S = 5.0  # for the true reason to come after a session's end
-KEEP_S = 600.0  # a client that was away is told why its lease ended
-KEPT_MAX = 4096
 _CRASHES = {
     signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS,
 }  # fmt: skip
@@ -51,14 +48,14 @@ _TEXTS = {
     Why.REVOKED: "{} was revoked by the pool's owner",
     Why.CLIENT_ENDED: "the client's process ended without giving the lease back",
     Why.CLIENT_CLOSED: "the client closed its connection to the device",
-    Why.CLIENT_AWAY: f"the client has not come back to the head within {RESUME_S:g} s",
+    Why.CLIENT_AWAY: f"the client has not come back to the head within {limits.RESUME_S:g} s",
     Why.WORKER_KILLED: "the worker process was killed by {}",
     Why.WORKER_CRASHED: "the worker process crashed with {}",
     Why.WORKER_FAILED: "the worker process ended the session: {}",
-    Why.WORKER_HUNG: f"the worker process gave no sign of life for {SILENCE_S:g} s",
+    Why.WORKER_HUNG: f"the worker process gave no sign of life for {limits.SILENCE_S:g} s",
     Why.SERVER_ENDED: "{}",
     Why.AGENT_ENDED: "the agent of node {} ended, and all sessions there with it",
-    Why.NODE_LOST: f"node {{}} has not been heard of for {SILENCE_S:g} s",
+    Why.NODE_LOST: f"node {{}} has not been heard of for {limits.SILENCE_S:g} s",
     Why.HEAD_ENDED: "the pool's head ended, and its devices with it",
     Why.CUT: "the network between client and device went silent",
     Why.ORDERED: "the pool ended it",
@@ -80,7 +77,7 @@ class End(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        return _TEXTS[self.why].format(self.detail)[:TEXT_CHARS_MAX]
+        return _TEXTS[self.why].format(self.detail)[: limits.TEXT_CHARS_MAX]
 
     def outranks(self, other: End) -> bool:
         """Whether this is nearer to the cause: a client that goes closes its connections, and the pool
@@ -102,12 +99,12 @@ def of_signal(number: int) -> End:
     return End(Why.WORKER_CRASHED if number in _CRASHES else Why.WORKER_KILLED, name)
 
 
-# --- ends that were told a moment ago --------------------------------------------------------------
+# --- recent ends -----------------------------------------------------------------------------------
 
 
 @dataclass
 class Note:
-    """An entry of the audit log about an end. Its reason may become truer within CORRECT_S."""
+    """An entry of the audit log about an end. Within limits.END_CORRECT_S its reason may improve."""
 
     at: float
     actor: str
@@ -150,7 +147,7 @@ class RecentEnds:
         for part in parts:
             known.parts[part] = note.end
             known.notes[part] = note
-        while len(self._leases) > KEPT_MAX:
+        while len(self._leases) > limits.ENDS_KEPT_MAX:
             del self._leases[next(iter(self._leases))]
 
     def correct(
@@ -158,7 +155,7 @@ class RecentEnds:
     ) -> list[Note]:
         """Take in a reason that came late, for one part or for all. Return the notes that change."""
         known = self._leases.get(lease) if lease is not None else None
-        if known is None or now - known.at > CORRECT_S:
+        if known is None or now - known.at > limits.END_CORRECT_S:
             return []
         changed = {}
         for mine, note in known.notes.items():
@@ -176,5 +173,5 @@ class RecentEnds:
         return self._leases.get(lease)
 
     def forget_old(self, now: float) -> None:
-        for lease in [n for n, known in self._leases.items() if now - known.at > KEEP_S]:
+        for lease in [n for n, known in self._leases.items() if now - known.at > limits.END_KEEP_S]:
             del self._leases[lease]

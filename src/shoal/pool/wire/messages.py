@@ -1,12 +1,18 @@
-"""Everything that is said in a pool outside of the op streams. `frames` has how it is sent."""
+"""Messages between a client and the head, and those that other links have as well.
+
+Each link has a module: this one, `join_messages`, `node_messages`, `session_messages`,
+`share_messages` and `data_messages`. Each direction of a link has a union of its messages and a
+decoder of that union, so mypy checks every `match` and no process decodes what it cannot answer.
+`frames` sends and receives them.
+"""
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
+from msgspec.msgpack import Decoder
 
 from shoal.pool.base.limits import (
     DEVICES_PER_LEASE_MAX,
@@ -15,54 +21,9 @@ from shoal.pool.base.limits import (
     SESSIONS_MAX,
     TEXT_CHARS_MAX,
 )
-from shoal.pool.wire.data_messages import (
-    CloseData,
-    DataFailed,
-    DataOpened,
-    OpenData,
-    ReadSamples,
-    SamplesRead,
-    SamplesTooLarge,
-    WarmData,
-)
 from shoal.pool.wire.end_reasons import End, Why
-from shoal.pool.wire.message_fields import Count, Folders, Name, Pem, SessionPart, Text
-from shoal.pool.wire.node_messages import (
-    DeviceDown,
-    DeviceMeasured,
-    DeviceUp,
-    Grant,
-    NodeGrant,
-    NodeGranted,
-    NodeHello,
-    NodeMeasure,
-    NodeRevoke,
-    NodeSessionEnded,
-    NodeWelcome,
-    Ready,
-    Revoke,
-    SessionEnded,
-)
-from shoal.pool.wire.share_messages import (
-    ShareAcquire,
-    ShareCreate,
-    ShareEnd,
-    ShareList,
-    ShareListing,
-    ShareMade,
-    ShareOpen,
-    ShareOpened,
-    ShareRelease,
-)
+from shoal.pool.wire.message_fields import Count, Folders, Name, SessionPart, Text
 from shoal.schedule.model.device_profile import DeviceProfile
-
-
-class Versions(msgspec.Struct, frozen=True):
-    """What must be the same for client and device server."""
-
-    shoal: Name
-    torch: Name
-    protocol: Count
 
 
 class DeviceInfo(msgspec.Struct, frozen=True):
@@ -103,7 +64,7 @@ class AskLease(msgspec.Struct, frozen=True, tag=True):
     fraction: float | None = None  # of each device's memory, instead of memory_bytes
     kind: Annotated[str, Meta(max_length=256)] | None = None  # "a100|v100"
     duration_s: float | None = None  # None: until it is given back
-    program: Annotated[str, Meta(max_length=200)] = ""  # for people who look at the pool
+    program: Annotated[str, Meta(max_length=200)] = ""  # for the pool's status
 
 
 class NetworkEndpoint(msgspec.Struct, frozen=True):
@@ -207,8 +168,8 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 # --- looking at the pool, and governing it ---------------------------------------------------------
 
 
-class Look(msgspec.Struct, frozen=True, tag=True):
-    """Client → head: how are you?"""
+class AskStatus(msgspec.Struct, frozen=True, tag="Look"):
+    """Client → head: how is the pool?"""
 
 
 class NodeInfo(msgspec.Struct, frozen=True):
@@ -280,7 +241,7 @@ class Profiles(msgspec.Struct, frozen=True, tag=True):
 
 
 class Measure(msgspec.Struct, frozen=True, tag=True):
-    """Owner → head: measure these devices again, as soon as nobody uses them."""
+    """Owner → head: measure these devices again, when they are idle."""
 
     devices: Annotated[list[Count], Meta(max_length=PROFILES_PER_PAGE)] | None = None  # None: all
 
@@ -347,200 +308,20 @@ class AuditLog(msgspec.Struct, frozen=True, tag=True):
     entries: list[AuditEntry]  # oldest first
 
 
-# --- joining: the only request that needs no certificate -------------------------------------------
+# --- the link --------------------------------------------------------------------------------------
 
-
-class Join(msgspec.Struct, frozen=True, tag=True):
-    """Stranger → head: a code's secret part, and a key to be certified."""
-
-    code_id: Name
-    secret: Name
-    role: Name
-    name: Name  # wished for; the head may add a number
-    request: Pem  # PKCS #10
-
-
-class Joined(msgspec.Struct, frozen=True, tag=True):
-    """Head → newcomer: welcome."""
-
-    name: Name
-    pool: Name
-    certificate: Pem
-    authority: Pem
-
-
-# --- client and device server ----------------------------------------------------------------------
-
-
-class Hello(msgspec.Struct, frozen=True, tag=True):
-    """Client → device server, with the descriptor of the client's host region."""
-
-    versions: Versions
-    token: Name
-    host_bytes: Count
-    # Of the lease; where there are several, `Peers` follows the answer.
-    devices: Annotated[int, Meta(ge=1, le=DEVICES_PER_LEASE_MAX)] = 1
-
-
-class Attach(msgspec.Struct, frozen=True, tag=True):
-    """Client → device server over TLS: what Hello is on one machine."""
-
-    versions: Versions
-    token: Name
-    lease: Count
-    epoch: Count
-    devices: Annotated[int, Meta(ge=1, le=DEVICES_PER_LEASE_MAX)] = 1
-
-
-# A data connection begins with these eight bytes and the sixteen of a session's `data_id`, in plain:
-# the door passes it to the worker, which demands a certificate and the secret.
-DATA_MAGIC = b"SHOALDAT"
-DATA_ID_BYTES = 16
-SECRET_BYTES = 32
-
-
-class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """Worker → client, with the descriptors of the rings where it is on this machine. Then the op
-    stream begins; where it is elsewhere, on data connections.
-    """
-
-    arena_bytes: Count
-    worker_pid: Count
-    spill_bytes: Count = 0  # what the session may hold beyond the device's memory
-    data_id: Annotated[bytes, Meta(max_length=DATA_ID_BYTES)] = b""  # empty: there is no door
-    secret: Annotated[bytes, Meta(max_length=SECRET_BYTES)] = b""
-    serves_data: bool = False  # the node reads files for sessions (AttachReader)
-
-
-class AttachReader(msgspec.Struct, frozen=True, tag=True):
-    """Client → device server over TLS: a reader beside the worker that this session has here."""
-
-    versions: Versions
-    lease: Count
-    epoch: Count
-    data_id: Annotated[bytes, Meta(max_length=DATA_ID_BYTES)]
-    secret: Annotated[bytes, Meta(max_length=SECRET_BYTES)]
-
-
-class ReaderReady(msgspec.Struct, frozen=True, tag=True):
-    """Reader → client. Requests of `data_messages` follow."""
-
-    number: Annotated[int, Meta(ge=1, le=2**63 - 1)]  # by which the op stream names its memory
-    memory_bytes: Count
-
-
-class PeerEndpoint(msgspec.Struct, frozen=True):
-    """Where a worker on another machine is reached, and what it wants to see."""
-
-    network: NetworkEndpoint
-    data_id: Annotated[bytes, Meta(max_length=DATA_ID_BYTES)]
-    secret: Annotated[bytes, Meta(max_length=SECRET_BYTES)]
-
-
-class Peer(msgspec.Struct, frozen=True):
-    """A device of the lease, as its other devices see it."""
-
-    name: Name
-    arena_bytes: Count
-    elsewhere: PeerEndpoint | None = None
-
-
-class Peers(msgspec.Struct, frozen=True, tag=True):
-    """Client → worker: all devices of the lease in its order. Those on the worker's machine, itself not
-    among them, come with three descriptors each (progress, places and arena), or two where a device
-    has no arena to map. Then the op stream begins.
-    """
-
-    devices: Annotated[list[Peer], Meta(max_length=DEVICES_PER_LEASE_MAX)]
-    own: Count  # the worker's own place
-
-
-Message = (
-    Describe
-    | PoolInfo
-    | AskLease
-    | Lease
-    | Resume
-    | Resumed
-    | Release
-    | SessionsLost
-    | LostSight
-    | Beat
-    | Refusal
-    | Done
-    | Look
-    | PoolStatus
-    | AskProfiles
-    | Profiles
-    | Measure
-    | MakeCode
-    | Code
-    | RevokeClient
-    | ListClients
-    | ClientList
-    | ReadAudit
-    | AuditLog
-    | Join
-    | Joined
-    | NodeHello
-    | NodeWelcome
-    | DeviceUp
-    | DeviceDown
-    | NodeGrant
-    | NodeGranted
-    | NodeRevoke
-    | NodeSessionEnded
-    | DeviceMeasured
-    | NodeMeasure
-    | Ready
-    | Grant
-    | Revoke
-    | SessionEnded
-    | Hello
-    | Attach
-    | Welcome
-    | AttachReader
-    | ReaderReady
-    | OpenData
-    | DataOpened
-    | ReadSamples
-    | SamplesRead
-    | SamplesTooLarge
-    | WarmData
-    | CloseData
-    | DataFailed
-    | Peers
-    | ShareCreate
-    | ShareMade
-    | ShareOpen
-    | ShareOpened
-    | ShareAcquire
-    | ShareRelease
-    | ShareEnd
-    | ShareList
-    | ShareListing
-)
-
-
-def our_versions() -> Versions:
-    """The versions of this process. Does not import torch: a CPU device's server does without."""
-    import shoal
-    from shoal import _core
-
-    return Versions(shoal.__version__, metadata.version("torch"), _core.PROTOCOL_VERSION)
-
-
-def version_mismatch(client: Versions, server: Versions) -> str | None:
-    """Why these two cannot work together, or None."""
-    if client == server:
-        return None
-    return (
-        f"versions differ: the client has shoal {client.shoal}, torch {client.torch}, protocol "
-        f"{client.protocol}; the device server has shoal {server.shoal}, torch {server.torch}, "
-        f"protocol {server.protocol}. Install the same versions on both sides."
-    )
+OwnerRequest = Measure | MakeCode | RevokeClient | ListClients | ReadAudit
+FromClient = (
+    Describe | AskLease | Resume | Release | LostSight | Beat | AskStatus | AskProfiles | OwnerRequest
+)  # fmt: skip
+FromHead = (
+    PoolInfo | Lease | Resumed | SessionsLost | Beat | PoolStatus | Profiles | Code | ClientList
+    | AuditLog | Done | Refusal
+)  # fmt: skip
+FROM_CLIENT: Decoder[FromClient] = Decoder(FromClient)
+FROM_HEAD: Decoder[FromHead] = Decoder(FromHead)
 
 
 def refusal(reason: str) -> Refusal:
-    """A refusal whose text fits its frame."""
+    """Return a refusal whose text fits its frame."""
     return Refusal(reason[:TEXT_CHARS_MAX])

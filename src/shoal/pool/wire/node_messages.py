@@ -1,4 +1,4 @@
-"""What head, agents and device servers say to each other."""
+"""Messages between agent and head, and between agent and device server."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta
+from msgspec.msgpack import Decoder
 
 from shoal.pool.base.limits import DEVICES_PER_NODE_MAX, ENDED_PER_NODE_MAX, SESSIONS_MAX
 from shoal.pool.wire.end_reasons import End
 from shoal.pool.wire.message_fields import Count, Device, Folders, Name, Text
+from shoal.pool.wire.messages import Beat, Refusal
 from shoal.schedule.model.device_profile import DeviceProfile
 
 # --- agent and device server -----------------------------------------------------------------------
@@ -153,6 +155,18 @@ class DeviceMeasured(msgspec.Struct, frozen=True, tag=True):
 
 
 class NodeMeasure(msgspec.Struct, frozen=True, tag=True):
-    """Head → agent: measure these again, as soon as nobody uses them."""
+    """Head → agent: measure these again, when they are idle."""
 
     indices: Annotated[list[Device], Meta(max_length=DEVICES_PER_NODE_MAX)]
+
+
+# --- the links -------------------------------------------------------------------------------------
+
+FromServer = Ready | SessionEnded | Refusal
+ToServer = Grant | Revoke
+FromNode = DeviceUp | DeviceDown | NodeGranted | NodeSessionEnded | DeviceMeasured | Beat
+FromHead = NodeWelcome | NodeGrant | NodeRevoke | NodeMeasure | Beat | Refusal
+FROM_SERVER: Decoder[FromServer] = Decoder(FromServer)
+TO_SERVER: Decoder[ToServer] = Decoder(ToServer)
+FROM_NODE: Decoder[FromNode] = Decoder(FromNode)
+FROM_HEAD: Decoder[FromHead] = Decoder(FromHead)

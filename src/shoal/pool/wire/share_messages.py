@@ -1,12 +1,14 @@
-"""What is said about memory that programs share, between clients and the agent of their node."""
+"""Messages between a client and the agent of its node, about memory that programs share."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 import msgspec
+from msgspec.msgpack import Decoder
 
 from shoal.pool.wire.message_fields import Count, Name, Sizes
+from shoal.pool.wire.messages import Done, Refusal
 
 ShareMode = Literal["read", "exclusive"]
 
@@ -102,3 +104,9 @@ class ShareListing(msgspec.Struct, frozen=True, tag=True):
     """Agent → client: this."""
 
     shares: list[ShareInfo]
+
+
+FromClient = ShareCreate | ShareOpen | ShareAcquire | ShareRelease | ShareEnd | ShareList
+FromAgent = ShareMade | ShareOpened | ShareListing | Done | Refusal
+FROM_CLIENT: Decoder[FromClient] = Decoder(FromClient)
+FROM_AGENT: Decoder[FromAgent] = Decoder(FromAgent)

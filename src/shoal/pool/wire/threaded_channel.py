@@ -1,7 +1,7 @@
 """Messages both ways over one TLS connection, for the threads of a process.
 
-OpenSSL allows one thread in a connection at a time, so the one that calls `run` does all reading and
-writing; others leave what they have to say.
+OpenSSL allows one thread in a connection at a time, so the thread that calls `run` does all reading
+and writing; other threads queue their messages.
 """
 
 from __future__ import annotations
@@ -13,22 +13,24 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
-from shoal.errors import ProtocolError
+import msgspec
+from msgspec.msgpack import Decoder
+
 from shoal.pool.base import limits
-from shoal.pool.wire import frames, messages, tls
+from shoal.pool.wire import frames, tls
+from shoal.pool.wire.frames import Kind
 
 if TYPE_CHECKING:
     import ssl
 
-LOOK_EVERY_S = 1.0
 
+class ThreadedChannel(Generic[Kind]):
+    """One end of a connection, which receives `kinds`. `run` ends when either side closes it."""
 
-class Mailbox:
-    """One end of a connection. `run` ends when either side closes it."""
-
-    def __init__(self, connection: ssl.SSLSocket) -> None:
+    def __init__(self, connection: ssl.SSLSocket, kinds: Decoder[Kind]) -> None:
+        self._kinds = kinds
         library = tls.library()
         self._not_now = (library.SSLWantReadError, library.SSLWantWriteError)
         connection.setblocking(False)
@@ -41,8 +43,8 @@ class Mailbox:
         self._inbox = frames.Inbox()
         self._begun: float | None = None  # when the frame that is on its way began
 
-    def send(self, message: messages.Message) -> None:
-        """Leaves a message. ConnectionError if nobody is there to get it."""
+    def send(self, message: msgspec.Struct) -> None:
+        """Queue a message. Raise ConnectionError if the connection is closed."""
         frame = frames.encode(message)
         with self._lock:
             if self._waiting_bytes + len(frame) > limits.OUTGOING_BYTES_MAX:
@@ -54,20 +56,20 @@ class Mailbox:
             self._wake()
 
     def close(self) -> None:
-        """Ends `run`, from any thread."""
+        """End `run`, from any thread."""
         with self._lock:
             self._closing = True
             self._wake()
 
     def _wake(self) -> None:
-        """The lock is held: else the descriptor might be another's by now."""
+        """Wake `run`. The caller holds the lock, so the descriptor is still this channel's."""
         if self._wake_write >= 0:
             with suppress(BlockingIOError):  # it is full: awake already
                 os.write(self._wake_write, b"x")
 
-    def run(self, hear: Callable[[messages.Message], None]) -> None:
-        """Hands on what comes until the connection ends. `hear` does not wait for anything. Raises
-        ProtocolError if what comes is no message."""
+    def run(self, hear: Callable[[Kind], None]) -> None:
+        """Call `hear` with each message until the connection ends. `hear` must not wait. Raise
+        ProtocolError for bytes that are not a message."""
         outgoing = bytearray()
         try:
             while True:
@@ -100,14 +102,14 @@ class Mailbox:
             with self._lock:
                 self._waiting_bytes -= sent
 
-    def _read(self, hear: Callable[[messages.Message], None]) -> bool:
-        """False once the other side has closed."""
+    def _read(self, hear: Callable[[Kind], None]) -> bool:
+        """Read what has come. Return False once the other side has closed."""
         while True:
             try:
                 alive = self._inbox.read(self._connection)
             except self._not_now:
                 break
-            while (message := self._inbox.next()) is not None:
+            while (message := self._inbox.next(self._kinds)) is not None:
                 hear(message)
                 self._begun = None
             if not alive:
@@ -117,13 +119,13 @@ class Mailbox:
         elif self._begun is None:
             self._begun = time.monotonic()
         elif time.monotonic() - self._begun > limits.FRAME_S:
-            raise ProtocolError(f"a message did not come whole within {limits.FRAME_S:g} s")
+            raise frames.Silence
         return True
 
     def _sleep(self, wants_write: bool) -> None:
         poll = select.poll()  # a program may have more descriptors than select() can count
         poll.register(self._connection, select.POLLIN | (select.POLLOUT if wants_write else 0))
         poll.register(self._wake_read, select.POLLIN)
-        poll.poll(LOOK_EVERY_S * 1000)
+        poll.poll(limits.BEAT_S * 1000)
         with suppress(BlockingIOError):
             os.read(self._wake_read, 4096)

@@ -1,11 +1,12 @@
-"""TLS 1.3 between the parts of a pool, with the standard library alone: quick to import.
+"""TLS 1.3 between the processes of a pool, with the standard library alone: quick to import.
 
-An identity file is one PEM file: a first line that says what it is for, the key, its certificate and
-the pool's authority.
+An identity file is one PEM file: a header line that names its owner and pool, the key, its
+certificate and the pool's authority.
 """
 
 from __future__ import annotations
 
+import enum
 import os
 import time
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from shoal.errors import PoolError, ProtocolError
-from shoal.pool.base import paths
+from shoal.pool.base import limits, paths
+from shoal.pool.wire import frames
 
 if TYPE_CHECKING:
     import ssl
@@ -24,8 +26,18 @@ if TYPE_CHECKING:
 _HEADER = "# shoal identity "
 _END = "-----END CERTIFICATE-----\n"
 X509_NOT_YET_VALID, X509_EXPIRED = 9, 10  # OpenSSL's codes
-LIBSSL_HELP = "Type: apt install libssl3 (Debian, Ubuntu), or dnf install openssl-libs (Fedora)"
-IDENTITY_BYTES_MAX = 64 * 1024
+# `reason` of the ssl.SSLError for the TLS alert with which a peer refuses an expired certificate.
+_ALERT_EXPIRED = "SSLV3_ALERT_CERTIFICATE_EXPIRED"
+
+
+class NoTls(PoolError):
+    """OpenSSL cannot be loaded."""
+
+    HELP = "Type: apt install libssl3 (Debian, Ubuntu), or dnf install openssl-libs (Fedora)"
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"{problem}. {self.HELP}")
+        self.problem = problem
 
 
 class Header(msgspec.Struct):
@@ -56,39 +68,40 @@ class Identity:
         try:
             paths.check_private(path)
             with path.open() as file:
-                text = file.read(IDENTITY_BYTES_MAX)
+                text = file.read(limits.IDENTITY_BYTES_MAX)
             first, _, rest = text.partition("\n")
             header = msgspec.json.decode(first.removeprefix(_HEADER), type=Header)
             key, begin, certificates = rest.partition("-----BEGIN CERTIFICATE-----")
             certificate, end, authority = (begin + certificates).partition(_END)
             if not (first.startswith(_HEADER) and key and end and authority):
-                raise ValueError("parts are missing")
+                raise ValueError("it is incomplete")
         except FileNotFoundError:
             raise PoolError(f"there is no identity at {path}. Type: shoal join CODE@HOST") from None
         except (OSError, ValueError, msgspec.MsgspecError) as error:
-            raise PoolError(f"{path} is no identity file: {error}. Join again.") from None
+            raise PoolError(
+                f"{path} is not an identity file: {error}. Join again: shoal join CODE@HOST"
+            ) from None
         return cls(path, header.name, header.role, header.url, key, certificate + end, authority)
 
 
 def default_identity() -> Identity | None:
-    """What `shoal join` wrote, if it did."""
+    """Return the identity that `shoal join` wrote, if there is one."""
     path = paths.identity_file()
     return Identity.load(path) if os.path.exists(path) else None
 
 
 def server_name(role: str, name: str) -> str:
-    """What the certificate of a server says that it is."""
+    """Return the name in the certificate of a server."""
     return "head.shoal" if role == "head" else f"{name}.{role}.shoal"
 
 
 def library() -> ModuleType:
-    """Python's ssl module, for connections to other machines: all else works without OpenSSL."""
+    """Return Python's ssl module. Only connections to other machines need OpenSSL."""
     try:
         import ssl
     except ImportError as error:
-        raise PoolError(
-            f"connections to other machines need OpenSSL 3, which cannot be loaded: {error}. "
-            f"{LIBSSL_HELP}"
+        raise NoTls(
+            f"connections to other machines need OpenSSL 3, which cannot be loaded: {error}"
         ) from None
     return ssl
 
@@ -101,7 +114,7 @@ def _context(purpose: str) -> ssl.SSLContext:
 
 
 def server_context(identity: Identity, *, strangers: bool = False) -> ssl.SSLContext:
-    """For a listener. `strangers`: also those without a certificate, who may then only join."""
+    """Return a listener's context. `strangers`: peers without a certificate may connect, to join."""
     context = _context("PROTOCOL_TLS_SERVER")
     context.load_cert_chain(identity.path)
     context.load_verify_locations(cadata=identity.authority)
@@ -112,39 +125,57 @@ def server_context(identity: Identity, *, strangers: bool = False) -> ssl.SSLCon
 
 
 def client_context(identity: Identity) -> ssl.SSLContext:
-    """For connections to the pool that gave `identity`."""
+    """Return the context of connections to the pool that issued `identity`."""
     context = _context("PROTOCOL_TLS_CLIENT")
     context.load_cert_chain(identity.path)
     context.load_verify_locations(cadata=identity.authority)
     return context
 
 
-def certificate_problem(error: Exception) -> str | None:
-    """Why a certificate was not accepted, in words; None for any other error.
+class CertificateCause(enum.Enum):
+    """Why a certificate is not accepted. Nearly always a clock is wrong."""
 
-    A certificate that is not valid *now* is nearly always a wrong clock.
-    """
+    NOT_YET_VALID = "is not valid yet"
+    EXPIRED = "has expired"
+    OWN_EXPIRED = "own certificate has expired"
+
+
+class CertificateProblem(PoolError):
+    """A certificate is not valid now; the text says what to do."""
+
+    def __init__(self, cause: CertificateCause) -> None:
+        self.cause = cause
+        if cause is CertificateCause.OWN_EXPIRED:
+            text = (
+                "the head reports that this machine's certificate has expired. Compare the clocks of "
+                "both machines (date -u); if they agree, join again: shoal join CODE@HOST"
+            )
+        else:
+            now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+            text = (
+                f"the head's certificate {cause.value} by this machine's clock, which shows {now}. If "
+                "that is wrong, set it: timedatectl set-ntp true. If it is right, check the clock of "
+                "the head's machine"
+            )
+        super().__init__(text)
+
+
+def certificate_problem(error: Exception) -> CertificateProblem | None:
+    """Return why a certificate is not valid now, or None for any other error."""
+    if isinstance(error, frames.Broken):
+        error = error.error
     code = getattr(error, "verify_code", None)  # of an ssl.SSLCertVerificationError
-    if code in (X509_NOT_YET_VALID, X509_EXPIRED):
-        return clock_problem("is not valid yet" if code == X509_NOT_YET_VALID else "has expired")
-    if "CERTIFICATE_EXPIRED" in str(error):
-        return (
-            "the head says that this machine's certificate has expired. Compare the clocks of both "
-            "machines (date -u); if they agree, join again: shoal join CODE@HOST"
-        )
+    if code == X509_NOT_YET_VALID:
+        return CertificateProblem(CertificateCause.NOT_YET_VALID)
+    if code == X509_EXPIRED:
+        return CertificateProblem(CertificateCause.EXPIRED)
+    if getattr(error, "reason", None) == _ALERT_EXPIRED:
+        return CertificateProblem(CertificateCause.OWN_EXPIRED)
     return None
 
 
-def clock_problem(what: str) -> str:
-    now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    return (
-        f"the head's certificate {what} by this machine's clock, which says {now}. If that is wrong, "
-        "set it: timedatectl set-ntp true. If it is right, look at the clock of the head's machine"
-    )
-
-
 def stranger_context() -> ssl.SSLContext:
-    """For a first connection: whom we reached is checked by the code's pin, before anything is said."""
+    """Return the context of a first connection. The caller checks the code's pin before it sends."""
     context = _context("PROTOCOL_TLS_CLIENT")
     context.check_hostname = False
     context.verify_mode = library().CERT_NONE
@@ -153,7 +184,7 @@ def stranger_context() -> ssl.SSLContext:
 
 @dataclass(frozen=True)
 class Peer:
-    """Who is at the other end, as a certificate of our pool says."""
+    """The other end of a connection, as a certificate of the pool names it."""
 
     name: str
     role: str
@@ -161,7 +192,7 @@ class Peer:
 
 
 def peer_of(tls: ssl.SSLObject | ssl.SSLSocket) -> Peer | None:
-    """The verified peer; None for a stranger."""
+    """Return the verified peer, or None for a stranger."""
     certificate = tls.getpeercert()
     if not certificate:
         return None
@@ -169,5 +200,5 @@ def peer_of(tls: ssl.SSLObject | ssl.SSLSocket) -> Peer | None:
     parts = dict(pair for names in subject for pair in names)
     name, role = parts.get("commonName"), parts.get("organizationalUnitName")
     if not name or not role:
-        raise ProtocolError("the peer's certificate names nobody")
+        raise ProtocolError("the peer's certificate does not have a name and a role")
     return Peer(str(name), str(role), f"{int(str(certificate['serialNumber']), 16):X}")

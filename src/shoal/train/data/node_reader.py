@@ -23,7 +23,7 @@ from shoal import _core
 from shoal.device import leases
 from shoal.errors import DeviceLostError, LeaseError, ProtocolError
 from shoal.pool.base import limits
-from shoal.pool.wire import data_messages, messages
+from shoal.pool.wire import data_messages
 from shoal.pool.wire.data_messages import (
     DataOpened,
     DataPath,
@@ -31,7 +31,7 @@ from shoal.pool.wire.data_messages import (
     SamplesTooLarge,
     Skeleton,
 )
-from shoal.pool.wire.threaded_channel import Mailbox
+from shoal.pool.wire.threaded_channel import ThreadedChannel
 from shoal.train.data import data_tree
 from shoal.train.data.slots import Slots
 from shoal.train.data.sources import Indices
@@ -66,7 +66,7 @@ class Asked:
     source: int
     serial: int  # of the batch that they are for
     offset: int
-    answer: Future[messages.Message]
+    answer: Future[data_messages.FromReader]
 
 
 @dataclass
@@ -93,10 +93,10 @@ class NodeReader:
         connection, ready = attached.open_reader(lease.number, lease.epoch)
         self._number = ready.number
         self._slots = Slots(ready.memory_bytes)
-        self._mail = Mailbox(connection)
+        self._channel = ThreadedChannel(connection, data_messages.FROM_READER)
         self._lock = threading.Lock()
         self._requests = itertools.count(1)
-        self._answers: dict[int, Future[messages.Message]] = {}
+        self._answers: dict[int, Future[data_messages.FromReader]] = {}
         self._pending: OrderedDict[tuple[int, bytes], Asked] = OrderedDict()
         self._copied: deque[tuple[int, int]] = deque()  # message and slot, free after it
         self._ended = False
@@ -108,7 +108,7 @@ class NodeReader:
     def _run(self) -> None:
         why = "its process has ended"
         try:
-            self._mail.run(self._hear)
+            self._channel.run(self._hear)
         except ProtocolError as error:
             why = str(error)
         with self._lock:
@@ -119,31 +119,34 @@ class NodeReader:
                 ReaderLostError(f"the reader of device {self.name} is lost: {why}")
             )
 
-    def _hear(self, message: messages.Message) -> None:
-        request = getattr(message, "request", None)
+    def _hear(self, message: data_messages.FromReader) -> None:
         with self._lock:
-            answer = self._answers.pop(request, None) if request is not None else None
+            answer = self._answers.pop(message.request, None)
         if answer is None:
             raise ProtocolError(f"it sent {type(message).__name__} without a request")
         answer.set_result(message)
 
-    def _ask(self, build: Callable[[int], messages.Message]) -> Future[messages.Message]:
+    def _ask(
+        self, build: Callable[[int], data_messages.FromClient]
+    ) -> Future[data_messages.FromReader]:
         number = next(self._requests)
-        answer: Future[messages.Message] = Future()
+        answer: Future[data_messages.FromReader] = Future()
         with self._lock:
             if self._ended:
                 raise ReaderLostError(f"the reader of device {self.name} is lost")
             self._answers[number] = answer
         try:
-            self._mail.send(build(number))
+            self._channel.send(build(number))
         except ConnectionError:
             with self._lock:
                 self._answers.pop(number, None)
             raise ReaderLostError(f"the reader of device {self.name} is lost") from None
         return answer
 
-    def _await(self, answer: Future[messages.Message], what: str) -> messages.Message:
-        """Wait for the answer. Raise DeviceLostError if the device is lost meanwhile."""
+    def _await(
+        self, answer: Future[data_messages.FromReader], what: str
+    ) -> data_messages.FromReader:
+        """The answer. The device's loss is noticed meanwhile, and told as what it is."""
         until = time.monotonic() + ANSWER_S
         while True:
             try:
@@ -179,8 +182,8 @@ class NodeReader:
         return not self._ended and self._lease.active
 
     def close(self) -> None:
-        """End the reader and free its memory."""
-        self._mail.close()
+        """Ends the reader; its memory goes with it."""
+        self._channel.close()
         self._thread.join(5)
 
     # --- opening -----------------------
@@ -195,14 +198,16 @@ class NodeReader:
     def close_file(self, file: NodeFile) -> None:
         """Close data that is no longer read."""
         self._forget(lambda asked: asked.source == file.source)
-        with suppress(ConnectionError):  # the reader is gone, with everything that it had open
-            self._mail.send(data_messages.CloseData(file.source))
+        with suppress(ConnectionError):  # gone with everything that it had open
+            self._channel.send(data_messages.CloseData(file.source))
 
     def warm(self, file: NodeFile, indices: Indices) -> None:
         """Announce samples that will be read soon; do not wait."""
         for chunk in _cut(indices, limits.READ_SAMPLES_MAX):
             try:
-                self._mail.send(data_messages.WarmData(file.source, chunk.astype("<i8").tobytes()))
+                self._channel.send(
+                    data_messages.WarmData(file.source, chunk.astype("<i8").tobytes())
+                )
             except ConnectionError:
                 return  # the next read raises the error
 

@@ -22,7 +22,7 @@ import torch
 from shoal.errors import ProtocolError, ShoalError
 from shoal.pool.base import limits
 from shoal.pool.base.folders import MAGIC, Folders
-from shoal.pool.wire import messages
+from shoal.pool.wire import data_messages, session_messages
 from shoal.pool.wire.data_messages import (
     CloseData,
     DataFailed,
@@ -35,7 +35,7 @@ from shoal.pool.wire.data_messages import (
     SamplesTooLarge,
     WarmData,
 )
-from shoal.pool.wire.threaded_channel import Mailbox
+from shoal.pool.wire.threaded_channel import ThreadedChannel
 from shoal.train.data import data_tree, loading
 from shoal.train.data.node_paths import fingerprint_of
 from shoal.train.data.records import ImageFolderSource, TarSource
@@ -57,10 +57,10 @@ def serve(
     _prefer_for_oom_killer()
     torch.set_num_threads(1)
     memory = mmap.mmap(memory_fd, memory_bytes)
-    mail = Mailbox(connection)
-    reader = Reader(torch.frombuffer(memory, dtype=torch.uint8), folders, mail.send)
-    mail.send(messages.ReaderReady(number, memory_bytes))
-    mail.run(reader.hear)
+    channel = ThreadedChannel(connection, data_messages.FROM_CLIENT)
+    reader = Reader(torch.frombuffer(memory, dtype=torch.uint8), folders, channel.send)
+    channel.send(session_messages.ReaderReady(number, memory_bytes))
+    channel.run(reader.hear)
 
 
 def _prefer_for_oom_killer() -> None:
@@ -84,7 +84,7 @@ class Reader:
         self,
         memory: torch.Tensor,
         folders: Folders,
-        send: Callable[[messages.Message], None],
+        send: Callable[[data_messages.FromReader], None],
     ) -> None:
         self._memory = memory
         self._folders = folders
@@ -95,13 +95,11 @@ class Reader:
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="shoal-read")
 
-    def hear(self, message: messages.Message) -> None:
-        """Take a request. Raise ProtocolError, which ends the reader, for any other message."""
+    def hear(self, message: data_messages.FromClient) -> None:
+        """Take a request. Raise ProtocolError, which ends the reader, if too many wait."""
         if isinstance(message, CloseData):
             self._sources.pop(message.source, None)
             return
-        if not isinstance(message, (OpenData, ReadSamples, WarmData)):
-            raise ProtocolError(f"a reader does not accept {type(message).__name__}")
         with self._lock:
             if isinstance(message, WarmData) and self._waiting > limits.READS_MAX // 2:
                 return  # enough requests wait already

@@ -26,7 +26,7 @@ MiB = 2**20
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandingPool]:
-    directory = tmp_path_factory.mktemp("elsewhere")
+    directory = tmp_path_factory.mktemp("remote")
     devices = ["cpu,memory=512MiB,threads=1,name=left", "cpu,memory=512MiB,threads=1,name=right"]
     with StandingPool(directory, *devices, listen=True) as made:
         yield made
@@ -141,7 +141,9 @@ def test_a_number_of_lanes_that_cannot_be(
     pool: StandingPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOAL_LANES", "99")
-    with pytest.raises(shoal.LeaseError, match="SHOAL_LANES=99 is no number from 0 to 4"):
+    with pytest.raises(
+        shoal.LeaseError, match="SHOAL_LANES must be a number from 0 to 4 \\(got '99'\\)"
+    ):
         connect(pool)
 
 
@@ -227,10 +229,8 @@ def test_two_devices_copy_from_one_another(pool: StandingPool) -> None:
 
 
 @pytest.mark.parametrize("layout", [{"groups": 2}, {"groups": 1, "devices": 2}])
-def test_worker_groups_train_on_devices_elsewhere(
-    pool: StandingPool, layout: dict[str, int]
-) -> None:
-    """Gradients and activations cross; processes elsewhere cannot be looked at, and need not be."""
+def test_worker_groups_train_on_remote_devices(pool: StandingPool, layout: dict[str, int]) -> None:
+    """Gradients and activations cross; remote processes cannot be inspected, and need not be."""
     import shoal.train
     from tests.train.models import KINDS, adamw, made
 
@@ -248,17 +248,17 @@ def test_worker_groups_train_on_devices_elsewhere(
         assert losses() == by_network
 
 
-def test_a_lease_of_one_device_here_and_one_elsewhere(
+def test_a_lease_of_one_local_and_one_remote_device(
     pool: StandingPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shoal.device import leases
+    from shoal.device import opening
 
-    reach = leases._reach
+    reach = opening._reach
 
     def only_left(device: messages.GrantedDevice) -> object:
         return reach(device) if device.info.name == "left" else None
 
-    monkeypatch.setattr(leases, "_reach", only_left)
+    monkeypatch.setattr(opening, "_reach", only_left)
     with shoal.connect(pool.network_url, devices=2, memory="200MiB") as lease:
         assert {d.info.name for d in lease.granted} == {"left", "right"}
         x = torch.randn(MiB)
@@ -269,7 +269,7 @@ def test_a_lease_of_one_device_here_and_one_elsewhere(
 def test_what_must_be_said_to_reach_a_device_by_network(pool: StandingPool) -> None:
     with pytest.raises(ValueError, match="transport is one of auto, network"):
         shoal.connect(transport="pigeon")  # type: ignore[arg-type]
-    with pytest.raises(shoal.LeaseError, match="identity of one who joined"):
+    with pytest.raises(shoal.LeaseError, match="identity of a client that joined"):
         shoal.connect(pool.url, transport="network")
     with (
         shoal.up(["cpu,memory=16MiB"]) as closed,

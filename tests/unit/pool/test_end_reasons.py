@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from shoal.pool.base import limits
 from shoal.pool.wire import end_reasons
 from shoal.pool.wire.end_reasons import End, Note, RecentEnds, Why
 
@@ -74,16 +75,16 @@ def test_a_reason_of_one_part_changes_no_other() -> None:
 
 def test_a_reason_that_comes_too_late_changes_nothing() -> None:
     made, told = recent(CLOSED)
-    assert not made.correct(1, CRASHED, 10.0 + end_reasons.CORRECT_S + 1)
+    assert not made.correct(1, CRASHED, 10.0 + limits.END_CORRECT_S + 1)
     assert not made.correct(2, CRASHED, 10.0)
     assert told.end == CLOSED
-    made.forget_old(10.0 + end_reasons.KEEP_S + 1)
+    made.forget_old(10.0 + limits.END_KEEP_S + 1)
     assert made.of(1) is None
 
 
 def test_the_number_of_remembered_leases_is_bounded() -> None:
     made = RecentEnds()
-    for lease in range(end_reasons.KEPT_MAX + 10):
+    for lease in range(limits.ENDS_KEPT_MAX + 10):
         made.add(lease, lease, "ana", "hash", 0.0, [(0, 1)], note(CLOSED))
     assert made.of(9) is None
     assert made.of(10) is not None

@@ -8,7 +8,7 @@ from shoal.cli.common import ago
 from shoal.cli.top import Rate, rates
 from shoal.errors import DeviceSpecError, PoolError
 from shoal.pool.base import paths
-from shoal.pool.client.head_connection import join_address, split_address
+from shoal.pool.base.addresses import join_address, split_address
 from shoal.pool.head.enrolment import source_of
 from shoal.pool.node.spec import parse_memory
 from shoal.pool.wire import messages
@@ -32,7 +32,7 @@ def test_addresses(text: str, host: str, port: int) -> None:
 
 @pytest.mark.parametrize("text", ["", ":80", "host:", "host:x", "host:70000", "host:-1", "[::1]:x"])
 def test_what_is_no_address(text: str) -> None:
-    with pytest.raises(PoolError, match="is no address"):
+    with pytest.raises(PoolError, match="is not an address"):
         split_address(text)
 
 
