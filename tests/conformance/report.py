@@ -71,7 +71,9 @@ def markdown(results: list[Result], compared_with: str = "local CPU") -> str:
         )
         lines.append(f"| {kind} | {subjects(results, kind)} | {detail} |")
     lines += ["", "## What fails, and why", ""]
-    failed = _grouped((r.check.subject, r.check.variant, r.reason or "") for r in results if r.failed)
+    failed = _grouped(
+        (r.check.subject, r.check.variant, r.reason or "") for r in results if r.failed
+    )
     if failed:
         lines += ["| subject | checks | reason |", "|---|---|---|"]
     lines += [

@@ -119,10 +119,14 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
 
 
 def test_the_rules_can_fail() -> None:
-    text = "\n".join(["- a", "  b", "- c", "", *["long"] * 9, "| t |", "", "```", *["x"] * 9, "```"])
+    text = "\n".join(
+        ["- a", "  b", "- c", "", *["long"] * 9, "| t |", "", "```", *["x"] * 9, "```"]
+    )
     assert list(paragraphs(text)) == [(1, 2), (3, 1), (5, 9)]
     assert NAMED.findall("`csrc/wire/address.h`, `a.py` and `x.cpu()`") == [
         "csrc/wire/address.h",
         "a.py",
     ]
-    assert anchors("# Why is my task waiting?\n```\n# no heading\n```") == {"why-is-my-task-waiting"}
+    assert anchors("# Why is my task waiting?\n```\n# no heading\n```") == {
+        "why-is-my-task-waiting"
+    }

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 import shoal.schedule.policies as package
 from shoal.cli.simulate import simulate
+from shoal.cli.why import why
 from shoal.schedule.allocator.policy import Policy, policies
 from shoal.schedule.allocator.time_shares import SharePolicy
 from shoal.schedule.model.entities import Pool, Task
@@ -70,3 +71,13 @@ def test_baseline_policies_are_under_60_lines_of_their_own() -> None:
 def test_no_placeholder_is_left() -> None:
     for word in ("@@", "TODO", "TBD", "FIXME"):
         assert word not in DOCS.read_text()
+
+
+def test_why_prints_what_the_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = [b for b in DOCS.read_text().split("```") if "big waits in the round" in b]
+    command, shown = re.split(r"\n(?=big waits)", block)
+    words = command.replace("\\\n", " ").partition("shoal why ")[2].split()
+    monkeypatch.chdir(EXAMPLES.parents[1])
+    found = CliRunner().invoke(why, words)
+    assert found.exit_code == 0, found.output
+    assert found.stdout.split() == shown.split()
