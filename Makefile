@@ -10,23 +10,31 @@ CPP_FILES := $(filter %.cpp %.h,$(CORE_SOURCES)) $(wildcard csrc/tests/*.cpp fuz
 .PHONY: setup build demo test test-all test-core test-ci test-ecosystem test-pytorch conformance bench \
   fuzz sanitize lint format clean
 
-setup: $(VENV)/.built
+setup: $(VENV)/.tools $(VENV)/.built
 build: $(VENV)/.built
 
-$(VENV)/.tools: pyproject.toml
+# What Shoal needs to compile and run: all that `make demo` installs.
+$(VENV)/.runtime: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -c "import tomllib; p=tomllib.load(open('pyproject.toml','rb')); \
+	  print('\n'.join(p['build-system']['requires'] + p['project']['dependencies']))" > $(VENV)/runtime.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -r $(VENV)/runtime.txt
+	touch $@
+
+# What tests, linters and formatters need on top of that.
+$(VENV)/.tools: $(VENV)/.runtime
 	$(BIN)/python -c "import tomllib; p=tomllib.load(open('pyproject.toml','rb'))['project']; \
 	  print('\n'.join(p['dependencies'] + p['optional-dependencies']['dev']))" > $(VENV)/requirements.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -r $(VENV)/requirements.txt
 	touch $@
 
 # Incremental: the build directory is kept, so only changed translation units are compiled again.
-$(VENV)/.built: $(VENV)/.tools $(CORE_SOURCES)
+$(VENV)/.built: $(VENV)/.runtime $(CORE_SOURCES)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
 	touch $@
 
-demo: setup
+demo: build
 	$(BIN)/python examples/demo.py
 
 test: test-core

@@ -1,9 +1,4 @@
-"""The table about loading of docs/training.md, from bench/results/loading.json. Measures nothing.
-
-    python -m bench.loading_report
-
-A test holds the page to what this prints.
-"""
+"""Make the table of docs/figures.md about loading. Measures nothing."""
 
 from __future__ import annotations
 
@@ -63,10 +58,10 @@ def row(case: Case) -> str:
 
 
 def lines(results: Results) -> list[str]:
-    """What docs/training.md says."""
+    """Return the table of docs/figures.md."""
     return [
-        "| data | size | disk alone | **ours**: device idle for data | program waits | ms a step "
-        "| `DataLoader`: device idle for data | program waits | ms a step |",
+        "| data | size | disk alone | **Shoal**: device idle for data | program waits | ms per step "
+        "| `DataLoader`: device idle for data | program waits | ms per step |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
         *map(row, results.cases),
     ]
@@ -74,7 +69,3 @@ def lines(results: Results) -> list[str]:
 
 def load(path: Path = RESULTS) -> Results:
     return msgspec.json.decode(path.read_bytes(), type=Results)
-
-
-if __name__ == "__main__":
-    print("\n".join(lines(load())))

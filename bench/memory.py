@@ -185,8 +185,9 @@ def main(rounds: int, only: tuple[str, ...], as_json: bool, output: Path) -> Non
         print(encoded.decode())
     else:
         console.print(f"load average at start: {before:.2f}", highlight=False)
-        for line in memory_report.lines(results):
-            console.print(line, highlight=False, soft_wrap=True)
+        for table in memory_report.tables(results).values():
+            for line in (*table, ""):
+                console.print(line, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

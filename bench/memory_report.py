@@ -1,9 +1,4 @@
-"""The figures of docs/memory.md, from bench/results/memory.json. Measures nothing.
-
-    python -m bench.memory_report
-
-A test holds the page to what this prints.
-"""
+"""Make the tables of docs/figures.md about paging. Measures nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +12,7 @@ RESULTS = Path(__file__).parent / "results"
 HEAD = (
     "| program | memory needed / given | time over enough | LRU's | our time over LRU's "
     "| bytes over Belady's | LRU's | LRU's bytes over ours | bytes over the clairvoyant's |",
-    "|---|---|---|---|---|---|---|---|---|",
+    "|---|---|---:|---:|---:|---:|---:|---:|---:|",
 )
 
 
@@ -69,23 +64,23 @@ def row(case: Case) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def lines(results: Results) -> list[str]:
-    """What docs/memory.md says, line by line."""
-    copies = ", ".join(f"{size}: {spread(ratio)}" for size, ratio in results.peer_copies.items())
-    return [
-        *HEAD,
-        *map(row, results.cases),
-        "",
-        f"Decoding on two devices that hold the weights together moves "
-        f"{results.two_devices_peer_kib:.1f} KiB a token from device to device, and swaps "
-        f"{results.two_devices_swapped_kib:.1f} KiB.",
-        f"Copies between two devices of one host, speed over memcpy: {copies}.",
-    ]
+def tables(results: Results) -> dict[str, list[str]]:
+    """Return the tables of docs/figures.md, by name."""
+    return {
+        "memory: paging": [*HEAD, *map(row, results.cases)],
+        "memory: two devices": [
+            "| decoding on two devices that hold the weights together | KiB per token |",
+            "|---|---:|",
+            f"| copied from device to device | {results.two_devices_peer_kib:.1f} |",
+            f"| swapped | {results.two_devices_swapped_kib:.1f} |",
+        ],
+        "memory: peer copies": [
+            "| copy between two devices of one host | speed over memcpy |",
+            "|---|---:|",
+            *(f"| {size} | {spread(ratio)} |" for size, ratio in results.peer_copies.items()),
+        ],
+    }
 
 
 def load(path: Path = RESULTS / "memory.json") -> Results:
     return msgspec.json.decode(path.read_bytes(), type=Results)
-
-
-if __name__ == "__main__":
-    print("\n".join(lines(load())))

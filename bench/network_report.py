@@ -1,23 +1,14 @@
-"""The tables of docs/network.md, from bench/results/network.json. Measures nothing.
-
-    python -m bench.network_report
-
-writes them between the page's markers; a test holds the page to that.
-"""
+"""Make the tables of docs/figures.md about the network. Measures nothing."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from itertools import groupby
-from pathlib import Path
 
-from bench.figures import RESULTS, Figure, Run, number
-from bench.report import ROOT, VERDICT, describe_machine, duration, ratio_range, target
+from bench.figures import Figure, Run, number
+from bench.report import VERDICT, duration, machine, ratio_range, target
 
-PAGE = ROOT / "docs" / "network.md"
-BEGIN = "<!-- {}: begin (written by `python -m bench.network_report`) -->"
-END = "<!-- {}: end -->"
 RATE = re.compile(r"([\d.]+) GiB/s")
 
 
@@ -32,7 +23,7 @@ def steps(figures: list[Figure]) -> Iterator[str]:
 
 
 def copies(figures: list[Figure]) -> Iterator[str]:
-    """One line for each transfer: its rate, and that over either socket's."""
+    """Yield one line per transfer: its rate, and the ratio to either socket's rate."""
     yield "| transfer | plain socket, GiB/s | TLS socket, GiB/s | shoal, GiB/s | / plain | / TLS |"
     yield "|---|---:|---:|---:|---:|---:|"
     found = {f.name: f for f in figures}
@@ -60,37 +51,14 @@ def delays(figures: list[Figure]) -> Iterator[str]:
 
 
 def tables(run: Run) -> dict[str, list[str]]:
-    """The lines of each table, by the name of its markers."""
+    """Return the tables of docs/figures.md about the network, by name."""
     groups = {key: list(fs) for key, fs in groupby(run.figures, key=lambda f: f.group)}
-    made = {"machine": [f"{describe_machine(run)}."]}
-    if "step" in groups:
-        made["step"] = list(steps(groups["step"]))
-    if "bandwidth" in groups:
-        made["bandwidth"] = list(copies(groups["bandwidth"]))
-    if "delay" in groups:
-        made["delay"] = list(delays(groups["delay"]))
-    narrow = groups.get("narrow", [])
-    if narrow:
-        made["narrow"] = list(copies([f for f in narrow if "socket" in f.what]))
-        made["narrow steps"] = list(steps([f for f in narrow if "socket" not in f.what]))
-    return made
-
-
-def filled(page: str, run: Run) -> str:
-    """The page with all tables in their places."""
-    for name, lines in tables(run).items():
-        begin, end = BEGIN.format(name), END.format(name)
-        before, _, rest = page.partition(begin)
-        _, found, after = rest.partition(end)
-        if not found:
-            raise ValueError(f"the page has no place for the table {name!r}")
-        page = before + "\n".join([begin, "", *lines, "", end]) + after
-    return page
-
-
-def main(page: Path = PAGE) -> None:
-    page.write_text(filled(page.read_text(), Run.load(RESULTS / "network.json")))
-
-
-if __name__ == "__main__":
-    main()
+    narrow = groups["narrow"]
+    return {
+        "network: machine": machine(run),
+        "network: step": list(steps(groups["step"])),
+        "network: bandwidth": list(copies(groups["bandwidth"])),
+        "network: delay": list(delays(groups["delay"])),
+        "network: narrow": list(copies([f for f in narrow if "socket" in f.what])),
+        "network: narrow steps": list(steps([f for f in narrow if "socket" not in f.what])),
+    }

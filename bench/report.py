@@ -1,6 +1,6 @@
-"""A run for people: tables in the terminal, in README.md, and a page with a plot.
+"""Show a run: tables in the terminal, tables for docs/figures.md, and a page with a plot.
 
-`python -m bench.report` prints the last run; `--readme` writes its figures into README.md.
+`python -m bench.report` prints the last run. `python -m bench.pages` writes the tables.
 """
 
 from __future__ import annotations
@@ -16,9 +16,6 @@ from rich.table import Table
 from bench import plot
 from bench.figures import RESULTS, Figure, Run, number
 
-ROOT = Path(__file__).parent.parent
-BEGIN = "<!-- figures: begin (written by `python -m bench.report --readme`) -->"
-END = "<!-- figures: end -->"
 TITLES = {
     "training": "A training step",
     "operators": "Small operators and reads",
@@ -65,6 +62,11 @@ def describe_machine(run: Run) -> str:
     )
 
 
+def machine(run: Run) -> list[str]:
+    """Return where and how the run took place, as a table."""
+    return ["| measured on |", "|---|", f"| {describe_machine(run)} |"]
+
+
 def print_tables(run: Run, console: Console) -> None:
     console.print(describe_machine(run))
     for group, figures in groupby(run.figures, key=lambda figure: figure.group):
@@ -91,40 +93,27 @@ def print_tables(run: Run, console: Console) -> None:
         console.print(f"[{'green' if passed else 'red'}]{'yes' if passed else 'NO '}[/] {check}")
 
 
-def markdown(run: Run) -> str:
-    """The figures as tables for README.md."""
-    lines = [f"Measured by `make bench`: {describe_machine(run)}.", ""]
+def tables(run: Run) -> dict[str, list[str]]:
+    """Return the tables of docs/figures.md about one device, by name."""
+    made = {"device: machine": machine(run)}
     for group, figures in groupby(run.figures, key=lambda figure: figure.group):
         rows = list(figures)
-        lines += [
-            f"**{TITLES[group]}**, {rows[0].what}",
-            "",
-            "| | ratio | quartiles | target | |",
+        made[f"device: {group}"] = [
+            f"| {rows[0].what} | ratio | quartiles | target | |",
             "|---|---:|---:|---:|---|",
+            *(
+                f"| {f.name} | {number(f.ratio.median)} | {ratio_range(f)} | {target(f)} "
+                f"| {VERDICT[f.meets]} |"
+                for f in rows
+            ),
         ]
-        lines += [
-            f"| {f.name} | {number(f.ratio.median)} | {ratio_range(f)} | {target(f)} "
-            f"| {VERDICT[f.meets]} |"
-            for f in rows
-        ]
-        lines.append("")
-    lines += [f"{peer.name}: {peer.reason}." for peer in run.missing]
-    passed = sum(run.checks.values())
-    lines.append(
-        f"Checks of the same run (equal losses, bytes copied): {passed} of {len(run.checks)} hold."
-    )
-    return "\n".join(lines)
-
-
-def write_readme(run: Run | None, path: Path) -> None:
-    """Puts the figures between the two markers."""
-    text = path.read_text()
-    if BEGIN not in text or END not in text:
-        raise SystemExit(f"{path.name} has no markers {BEGIN} … {END}")
-    head, _, rest = text.partition(BEGIN)
-    tail = rest.partition(END)[2]
-    body = markdown(run) if run else "No figures yet: run `make bench`."
-    path.write_text(f"{head}{BEGIN}\n{body}\n{END}{tail}")
+    made["device: not measured"] = ["| peer | why not |", "|---|---|"]
+    made["device: not measured"] += [f"| {peer.name} | {peer.reason} |" for peer in run.missing]
+    made["device: checks"] = ["| check of the same run | |", "|---|---|"]
+    made["device: checks"] += [
+        f"| {check} | {'holds' if passed else 'fails'} |" for check, passed in run.checks.items()
+    ]
+    return made
 
 
 def write_html(run: Run, path: Path) -> None:
@@ -132,17 +121,13 @@ def write_html(run: Run, path: Path) -> None:
 
 
 @click.command()
-@click.option("--readme", is_flag=True, help="Write the figures into README.md.")
 @click.option("--html", is_flag=True, help="Write the page with the plot again.")
-def main(readme: bool, html: bool) -> None:
-    """Shows the figures of the last whole run."""
+def main(html: bool) -> None:
+    """Show the figures of the last whole run."""
     path = RESULTS / "device.json"
-    run = Run.load(path) if path.exists() else None
-    if readme:
-        write_readme(run, ROOT / "README.md")
-        return
-    if run is None:
+    if not path.exists():
         sys.exit("no results yet; run: make bench")
+    run = Run.load(path)
     if html:
         write_html(run, path.with_suffix(".html"))
         return

@@ -1,4 +1,4 @@
-"""Figures of the scheduler: every number in docs/scheduling.md comes from here.
+"""Figures of the scheduler: every number about it in docs/figures.md comes from here.
 
     python bench/schedule.py gavel --data FOLDER   # Gavel's traces, all policies, both restart costs
     python bench/schedule.py limits --data FOLDER  # what no schedule of Gavel's traces can reach
@@ -7,7 +7,7 @@
     python bench/schedule.py scale                 # decisions and a simulated week
     python bench/schedule.py predict               # error of predicted speeds
 
-    python -m bench.schedule_report                # the page's tables, from the results
+    python -m bench.pages                          # the tables of docs/figures.md
 
 FOLDER holds `physical_cluster_throughputs.json` and `traces/` of Gavel (OSDI 2020). Results are
 printed, and written to bench/results/schedule-*.json.

@@ -1,9 +1,4 @@
-"""The tables of docs/scheduling.md, from bench/results/schedule-*.json. Measures nothing.
-
-    python -m bench.schedule_report
-
-A test holds the page to what this prints.
-"""
+"""Make the tables of docs/figures.md about scheduling. Measures nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +35,7 @@ RESTARTED = {
 }
 LIMITS = {
     "exist at all": (2, False, False),
-    "end by the aim's makespan, 16.7 / 16.3": (2, True, False),
+    "end by the makespan that was aimed at, 16.7 / 16.3": (2, True, False),
     "and start tasks at the rounds of 360 s": (2, True, True),
     "and run three on a device, at speeds predicted from pairs": (3, True, True),
 }
@@ -116,21 +111,48 @@ def scale() -> Iterator[str]:
             )  # fmt: skip
 
 
+def week() -> Iterator[str]:
+    """`bench/schedule.py scale`: a week of arrivals, simulated."""
+    (row,) = [row for row in load("scale") if "week" in row]
+    yield _line("devices", f"{row['devices']:,}")
+    yield _line("tasks", f"{row['tasks']:,}")
+    yield _line("rounds", f"{row['rounds']:,}")
+    yield _line("processor time", f"{row['cpu_s']:.0f} s")
+    yield _line("memory", f"{row['memory_mib']} MiB")
+    yield _line("a decision, median", f"{row['solve_median_s']:.2f} s")
+    yield _line("a decision, 99th percentile", f"{row['solve_p99_s']:.2f} s")
+
+
+def predictions() -> Iterator[str]:
+    """`bench/schedule.py predict`: errors of predicted speeds."""
+    for row in load("predict"):
+        if "task" in row:
+            errors = (row["error_cpu-0.5"], row["error_cpu-0.25"], row["roofline_error"])
+            yield _line(row["task"], *(f"{error:+.0%}" for error in errors))
+
+
 def _line(*cells: str) -> str:
     return "| " + " | ".join(cells).replace("|  |", "| |").rstrip() + " |"
 
 
+def _table(head: str, lines: Iterator[str]) -> list[str]:
+    """Return the table under its heading: text to the left, every other column to the right."""
+    columns = head.split(" | ")
+    return [_line(*columns), "|---|" + "---:|" * (len(columns) - 1), *lines]
+
+
 def tables() -> dict[str, list[str]]:
-    """Every table, by what it is about."""
+    """Return the tables of docs/figures.md, by name."""
+    both = "policy | T1 | ratio | T2 | ratio"
+    policies = _table(both, gavel(POLICIES, 0.0))
     return {
-        "gavel": [*gavel(POLICIES, 0.0), *bounds()],
-        "gavel, restart cost 60 s": list(gavel(RESTARTED, 60.0)),
-        "limits": list(limits()),
-        "seeds": list(seeds()),
-        "scale": list(scale()),
+        "schedule: gavel": [*policies, *bounds()],
+        "schedule: restarts": _table(both, gavel(RESTARTED, 60.0)),
+        "schedule: limits": _table("schedules that … | T1 (aim 3.0) | T2 (aim 6.05)", limits()),
+        "schedule: seeds": _table("world | average | p99 | makespan | worst ratio", seeds()),
+        "schedule: scale": _table("waiting tasks | devices | median | longest | gap", scale()),
+        "schedule: week": _table("a week of arrivals | ", week()),
+        "schedule: predictions": _table(
+            "task | at speed 0.5 | at speed 0.25 | bare roofline", predictions()
+        ),
     }
-
-
-if __name__ == "__main__":
-    for name, lines in tables().items():
-        print(f"{name}:", *(lines or ["(no results: run the command)"]), "", sep="\n")

@@ -16,7 +16,6 @@ import logging
 import os
 import re
 import signal
-import statistics
 import tempfile
 import threading
 import time
@@ -30,13 +29,13 @@ from tests.support.standing import StandingPool
 
 import shoal
 import shoal.train
+from bench import train_report
 from bench.models import Gpt
 from shoal.train.step.recovery import OnLost
 
 DEVICE = "cpu,threads=1,memory=256MiB"
 VICTIM = 1
 NAMED = re.compile(r"group 1 \(.*shoal:2\)+, step \d+: ")
-RESULTS = Path(__file__).parent / "results" / "train-faults.json"
 #: Fault -> way of naming -> seconds of each round.
 Results = dict[str, dict[str, list[float]]]
 FAULTS = {signal.SIGKILL: "killed", signal.SIGSTOP: "stopped"}
@@ -131,21 +130,6 @@ def rounds_of(
     return found
 
 
-def lines(results: Results) -> list[str]:
-    """What docs/training.md says: median and most seconds."""
-
-    def cell(found: dict[str, list[float]], key: str) -> str:
-        if key not in found:
-            return ""
-        return f"{statistics.median(found[key]):.2f} s ({max(found[key]):.2f})"
-
-    return [
-        "| worker | named in the log | named by `GroupLostError`, or gone on without |",
-        "|---|---:|---:|",
-        *(f"| {n} | {cell(f, 'log')} | {cell(f, 'error')} |" for n, f in results.items()),
-    ]
-
-
 @click.command()
 @click.option("--rounds", default=5)
 @click.option("--output", type=click.Path(path_type=Path))
@@ -175,7 +159,7 @@ def main(rounds: int, output: Path | None) -> None:
                     results[f"{word}, {where}"] = rounds_of(
                         rounds, connect, which, on_lost, lambda: pool.until_whole(2)
                     )
-    print("\n".join(lines(results)))
+    print("\n".join(train_report.faults(results)))
     if output is not None:
         output.write_text(json.dumps(results, indent=1) + "\n")
 

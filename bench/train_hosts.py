@@ -27,24 +27,8 @@ from bench.network import limit
 from bench.train import CEILING, Contestant, Programs, ours, peers, race, show, summary
 from bench.train_peers import MODELS, made, serve
 
-RESULTS = Path(__file__).parent / "results" / "train-hosts.json"
 RATES = ("1gbit", "10gbit")
 MEMORY = "3GiB"
-
-
-def lines() -> list[str]:
-    """The table of docs/training.md: speed against one process, and against the ceiling."""
-    tables = json.loads(RESULTS.read_text())["tables"]
-    found = []
-    for rate in RATES:
-        for name in ("DDP", "two groups"):
-            cells = [
-                f"{row['speed']:.2f}, {row['of_ceiling']:.2f} of the ceiling"
-                for row in (tables[f"{model}, {rate}"][name] for model in MODELS)
-            ]
-            shown = name if name == "DDP" else f"**{name}**"
-            found.append(f"| {rate.removesuffix('gbit')} Gbit/s, {shown} | {' | '.join(cells)} |")
-    return found
 
 
 def at_desk(cluster: Cluster, model: str) -> Programs:

@@ -191,7 +191,7 @@ def main() -> None:
         '  .venv/bin/python examples/first_program.py   ten lines with device="shoal"\n'
         "  make test                                    the tests\n"
         "  make bench                                   every speed claim, measured here\n"
-        "  README.md                                    devices, debugging, limits",
+        "  docs/guide.md                                devices, debugging, limits",
         highlight=False,
     )
 

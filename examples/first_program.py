@@ -1,4 +1,4 @@
-"""The first program of README.md: a model learns on a shoal device."""
+"""A first program: a model learns on a shoal device."""
 
 import torch
 from torch import nn

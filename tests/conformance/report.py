@@ -1,13 +1,17 @@
-"""docs/conformance.md and the figures that the runner prints."""
+"""Write docs/conformance.md, and the figures that the runner prints."""
 
 from __future__ import annotations
 
+import textwrap
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
 from tests.conformance.suite import KINDS, Result
+
+COLUMNS = 100
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,7 @@ class Rate:
 
 
 def subjects(results: list[Result], kind: str) -> Rate:
-    """How many operators (modules, optimizers) pass every one of their checks."""
+    """Count the operators (modules, optimizers) that pass every one of their checks."""
     whole: dict[str, bool] = defaultdict(lambda: True)
     for result in results:
         if result.check.kind == kind and not result.empty:
@@ -30,7 +34,7 @@ def subjects(results: list[Result], kind: str) -> Rate:
 
 
 def variants(results: list[Result], kind: str) -> dict[str, Rate]:
-    """Pass rate by dtype, mode or implementation."""
+    """Return the pass rate by dtype, mode or implementation."""
     groups: dict[str, list[bool]] = defaultdict(list)
     for result in results:
         if result.check.kind == kind and not result.empty:
@@ -39,21 +43,25 @@ def variants(results: list[Result], kind: str) -> dict[str, Rate]:
 
 
 def markdown(results: list[Result], compared_with: str = "local CPU") -> str:
-    """The page. It holds no date and no time, so it changes only when a result does."""
+    """Return the page. It holds no date and no time, so it changes only when a result does."""
+    checks = sum(not r.empty for r in results)
     samples = sum(r.samples for r in results)
     lines = [
         "# Conformance",
         "",
-        "torch's own databases of operators, modules and optimizers (torch "
-        f'{torch.__version__}), run on `device="shoal"` and compared with {compared_with}: '
-        f"{sum(not r.empty for r in results):,} checks over {samples:,} sample inputs. Written by "
-        "`python -m tests.conformance` (`make conformance`).",
+        *_paragraph(
+            f"Torch's own databases of operators, modules and optimizers (torch {torch.__version__}) "
+            f'run on `device="shoal"`, compared with {compared_with}: {checks:,} checks over '
+            f"{samples:,} sample inputs. `make conformance` writes this page."
+        ),
         "",
-        "Values are compared with `torch.testing.assert_close` at its default tolerances; both "
-        "sides start from the same seed, so random operators must agree too. A subject passes "
-        "wholly if all its checks do.",
+        *_paragraph(
+            "The checks compare values with `torch.testing.assert_close` at its default tolerances. "
+            "Both sides start from the same seed, so random operators must agree too. A subject "
+            "passes if all its checks pass."
+        ),
         "",
-        "| | pass wholly | checks |",
+        "| | pass | checks |",
         "|---|---|---|",
     ]
     for kind in KINDS:
@@ -62,25 +70,38 @@ def markdown(results: list[Result], compared_with: str = "local CPU") -> str:
             f"{name} {rate.passed}/{rate.total}" for name, rate in by_variant.items()
         )
         lines.append(f"| {kind} | {subjects(results, kind)} | {detail} |")
-    failed = [r for r in results if r.failed]
     lines += ["", "## What fails, and why", ""]
-    if not failed:
-        lines.append("Nothing.")
-    else:
-        lines += ["| check | reason |", "|---|---|"]
-        for result in failed:
-            reason = (result.reason or "").replace("|", "\\|")
-            lines.append(f"| {result.check.subject}, {result.check.variant} | {reason} |")
-    empty = [f"{r.check.subject} ({r.check.variant})" for r in results if r.empty]
+    failed = _grouped(
+        (r.check.subject, r.check.variant, r.reason or "") for r in results if r.failed
+    )
+    if failed:
+        lines += ["| subject | checks | reason |", "|---|---|---|"]
+    lines += [
+        f"| {subject} | {', '.join(names)} | {reason.replace('|', chr(92) + '|')} |"
+        for (subject, reason), names in failed.items()
+    ] or ["Nothing."]
+    empty = _grouped((r.check.subject, r.check.variant, "") for r in results if r.empty)
     if empty:
         lines += ["", "## What could not be compared", ""]
-        lines += [
-            f"Local torch accepts no sample of these {len(empty)} checks, or has no derivative "
-            "there; they are in no figure above.",
-            "",
-            ", ".join(empty) + ".",
-        ]
+        lines += _paragraph(
+            f"Local torch accepts no sample of these {sum(map(len, empty.values()))} checks, or has "
+            "no derivative there. They are in no figure above."
+        )
+        lines += ["", "| subject | checks |", "|---|---|"]
+        lines += [f"| {subject} | {', '.join(names)} |" for (subject, _), names in empty.items()]
     return "\n".join(lines) + "\n"
+
+
+def _paragraph(text: str) -> list[str]:
+    return textwrap.wrap(text, COLUMNS, break_on_hyphens=False)
+
+
+def _grouped(found: Iterable[tuple[str, str, str]]) -> dict[tuple[str, str], list[str]]:
+    """Return the variants of each subject that share a reason."""
+    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for subject, variant, reason in found:
+        groups[subject, reason].append(variant)
+    return groups
 
 
 def as_json(results: list[Result]) -> dict[str, object]:

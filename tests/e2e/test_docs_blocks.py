@@ -1,11 +1,17 @@
-"""Every Python block of README.md and docs/ runs as it is printed, in an empty directory.
+"""Every code block of README.md, CONTRIBUTING.md and docs/ says what it is, and runs if it can.
 
-A block that cannot run by itself begins with "```python fragment" and must still parse.
+| mark | meaning |
+|---|---|
+| ```python | a whole program: runs as it is printed, in an empty directory |
+| ```python fragment | cannot run alone: parses |
+| ```sh run | commands that run as printed, beside the examples |
+| ```console, ```text | commands and pictures to read |
 """
 
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -17,12 +23,13 @@ import pytest
 from tests.support import commands
 from tests.support.programs import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-_BLOCK = re.compile(r"^( *)```python([^\n]*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MARKS = {"python", "python fragment", "sh run", "console", "text"}
+_BLOCK = re.compile(r"^( *)```([^\n]*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(page: Path) -> list[tuple[int, str, str]]:
-    """Line, mark and text of every Python block."""
+    """Return line, mark and text of every block."""
     text = page.read_text()
     return [
         (text.count("\n", 0, m.start()) + 1, m[2].strip(), textwrap.dedent(m[3]))
@@ -33,21 +40,22 @@ def blocks(page: Path) -> list[tuple[int, str, str]]:
 ALL = [(page, *block) for page in PAGES for block in blocks(page)]
 
 
-def params(*, whole: bool) -> list[object]:
+def params(wanted: str) -> list[object]:
     return [
         pytest.param(text, id=f"{page.relative_to(ROOT)}:{line}")
         for page, line, mark, text in ALL
-        if (mark == "") == whole
+        if mark == wanted
     ]
 
 
-@pytest.mark.parametrize("text", params(whole=True))
-def test_a_block_runs_as_it_is_printed(tmp_path: Path, text: str) -> None:
-    (tmp_path / "block.py").write_text(text)
+def run(directory: Path, *command: str) -> None:
+    """Run a command as a reader would, with the environment's own programs first."""
+    environment = commands.environment(directory)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     done = subprocess.run(
-        [sys.executable, "block.py"],
-        cwd=tmp_path,
-        env=commands.environment(tmp_path),
+        command,
+        cwd=directory,
+        env={**environment, "PATH": path},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -56,11 +64,27 @@ def test_a_block_runs_as_it_is_printed(tmp_path: Path, text: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("text", params(whole=False))
+@pytest.mark.parametrize("text", params("python"))
+def test_a_program_runs_as_it_is_printed(tmp_path: Path, text: str) -> None:
+    (tmp_path / "block.py").write_text(text)
+    run(tmp_path, sys.executable, "block.py")
+
+
+@pytest.mark.parametrize("text", params("sh run"))
+def test_commands_run_as_they_are_printed(tmp_path: Path, text: str) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    run(tmp_path, "bash", "-euc", text)
+
+
+@pytest.mark.parametrize("text", params("python fragment"))
 def test_a_fragment_is_valid_python(text: str) -> None:
     ast.parse(text)
 
 
-def test_marks_are_known() -> None:
-    assert {mark for _, _, mark, _ in ALL} <= {"", "fragment"}
-    assert len(ALL) >= 12
+def test_every_block_has_a_known_mark() -> None:
+    unknown = [(page.name, line, mark) for page, line, mark, _ in ALL if mark not in MARKS]
+    assert not unknown
+    assert len(params("python")) >= 12
+    assert len(params("sh run")) >= 2
+    fences = sum(len(re.findall(r"^ *```", page.read_text(), re.MULTILINE)) for page in PAGES)
+    assert fences == 2 * len(ALL)

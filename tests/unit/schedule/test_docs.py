@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench import schedule_report
 from click.testing import CliRunner
 
 import shoal.schedule.policies as package
 from shoal.cli.simulate import simulate
+from shoal.cli.why import why
 from shoal.schedule.allocator.policy import Policy, policies
 from shoal.schedule.allocator.time_shares import SharePolicy
 from shoal.schedule.model.entities import Pool, Task
@@ -68,13 +68,16 @@ def test_baseline_policies_are_under_60_lines_of_their_own() -> None:
             assert len(path.read_text().splitlines()) < 60, path.name
 
 
-def test_the_tables_are_what_the_results_say() -> None:
-    page = DOCS.read_text().splitlines()
-    for name, lines in schedule_report.tables().items():
-        missing = [line for line in lines if line not in page]
-        assert not missing, f"{name}: run `python -m bench.schedule_report` and update the page"
-
-
 def test_no_placeholder_is_left() -> None:
     for word in ("@@", "TODO", "TBD", "FIXME"):
         assert word not in DOCS.read_text()
+
+
+def test_why_prints_what_the_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = [b for b in DOCS.read_text().split("```") if "big waits in the round" in b]
+    command, shown = re.split(r"\n(?=big waits)", block)
+    words = command.replace("\\\n", " ").partition("shoal why ")[2].split()
+    monkeypatch.chdir(EXAMPLES.parents[1])
+    found = CliRunner().invoke(why, words)
+    assert found.exit_code == 0, found.output
+    assert found.stdout.split() == shown.split()
