@@ -9,7 +9,7 @@ import pytest
 
 from shoal import _core
 from shoal.pool.node import share_server
-from shoal.pool.wire import messages
+from shoal.pool.wire import session_messages
 from tests.support import data_client, raw_client
 from tests.support.raw_client import Kind
 
@@ -65,7 +65,7 @@ def test_a_header_counts_its_words() -> None:
 
 def test_processes_without_torch_state_what_the_core_states() -> None:
     # The agent does not load the core.
-    assert messages.DATA_MAGIC == _core.DATA_MAGIC
+    assert session_messages.DATA_MAGIC == _core.DATA_MAGIC
     assert share_server.CONTROL_BYTES == _core.SHARE_CONTROL_BYTES
     page = share_server.ControlPage()
     try:

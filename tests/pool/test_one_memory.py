@@ -11,6 +11,7 @@ from torch import nn
 
 import shoal
 from shoal import memory
+from shoal.units import show_bytes
 from tests.support import processes
 from tests.support.compare import same_bits
 
@@ -247,7 +248,7 @@ def test_watching_says_what_an_optimal_pager_would_have_moved() -> None:
         assert seen.optimal_bytes >= least // 2
         assert seen.moved.swapped_bytes >= seen.clairvoyant_bytes * 0.9
         assert seen.moved.disk_bytes == 0
-        assert f"an optimal pager would have moved {seen.optimal_bytes / MiB:.1f} MiB" in str(seen)
+        assert f"an optimal pager would have moved {show_bytes(seen.optimal_bytes)}" in str(seen)
         states = {s.state for s in memory.map()}
         assert {"resident", "swapped"} <= states
         assert memory.check() > 0

@@ -338,7 +338,7 @@ def test_what_cannot_be_shared_says_why(pool: shoal.Pool) -> None:
     assert "…" in repr(handle)
     assert handle.split(":")[-1] not in repr(handle)
     with shoal.connect(pool.url, devices=2, memory="32MiB"):
-        with pytest.raises(shoal.ShareError, match="in pieces"):
+        with pytest.raises(shoal.ShareError, match="it is sharded and cannot be shared"):
             shoal.share(torch.zeros(5 * MiB, dtype=torch.float32, device="shoal"))
         with pytest.raises(shoal.ShareError, match="stay in the device's memory"):
             shoal.share(torch.zeros(10 * MiB, dtype=torch.float32, device="shoal"))
