@@ -14,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/clock.h"
 #include "network/in_order.h"
 #include "network/lane.h"
 #include "network/socket_reader.h"
@@ -335,7 +336,7 @@ ClientLink::ClientLink(ClientLinkOptions options) : state_(std::make_shared<Stat
   s.producer = std::make_unique<transport::RingProducer>(s.replies.data(), wire::kReplyRingBytes,
                                                          s.liveness());
 
-  const int64_t deadline = transport::nowNs() + kGreetingMs * 1000000;
+  const int64_t deadline = nowNs() + kGreetingMs * 1000000;
   const Tls tls(options.identity);
   // All at the same time: each handshake costs round trips.
   const auto open = [&](Descriptors& fds, Purpose purpose) {
@@ -391,9 +392,9 @@ std::vector<int> ClientLink::fds() const {
 bool ClientLink::awaitSent(uint64_t sequence, int64_t timeout_ms) {
   State& s = *state_;
   const timespec pause{0, 50000};
-  const int64_t end = transport::nowNs() + timeout_ms * 1000000;
+  const int64_t end = nowNs() + timeout_ms * 1000000;
   while (s.sent.load(std::memory_order_acquire) < sequence && !s.stopped) {
-    if (transport::nowNs() > end) return false;
+    if (nowNs() > end) return false;
     nanosleep(&pause, nullptr);
   }
   if (s.stopped) stop();  // a lane may have stopped in the middle of a copy

@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "transport/ring.h"
 
@@ -79,7 +80,7 @@ struct Arrivals::State {
   }
 
   void greet(int fd) {
-    const int64_t deadline = transport::nowNs() + kGreetingMs * 1000000;
+    const int64_t deadline = nowNs() + kGreetingMs * 1000000;
     auto connection = Connection::accept(tls, fd, deadline);
     Greeting greeting;
     connection->readBy(&greeting, sizeof greeting, deadline);
@@ -156,8 +157,7 @@ void Arrivals::start(TakePeer take_peer, TakeMemory take_memory) {
 
 std::vector<std::unique_ptr<Connection>> Arrivals::await(Purpose purpose, int64_t deadline_ns) {
   std::unique_lock held(state_->mutex);
-  const auto left =
-      std::chrono::nanoseconds(std::max<int64_t>(0, deadline_ns - transport::nowNs()));
+  const auto left = std::chrono::nanoseconds(std::max<int64_t>(0, deadline_ns - nowNs()));
   State::Bundle& bundle = state_->of_client[purpose];
   const auto ready = [&] {
     return bundle.came > 0 && bundle.came == bundle.connections.size() &&

@@ -14,6 +14,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/clock.h"
 #include "network/socket_reader.h"
 #include "transport/ring.h"
 
@@ -28,7 +29,7 @@ bool connectBy(int fd, const addrinfo& address, int64_t deadline_ns) {
   if (::connect(fd, address.ai_addr, address.ai_addrlen) == 0) return true;
   if (errno != EINPROGRESS) return false;
   pollfd waited{fd, POLLOUT, 0};
-  const int64_t left_ms = (deadline_ns - transport::nowNs()) / 1000000;
+  const int64_t left_ms = (deadline_ns - nowNs()) / 1000000;
   if (left_ms <= 0 || poll(&waited, 1, static_cast<int>(left_ms)) <= 0) {
     errno = ETIMEDOUT;
     return false;
@@ -75,7 +76,7 @@ void raise(std::atomic<uint64_t>& word, uint64_t value) {
 
 std::unique_ptr<Connection> openPeer(const Tls& tls, const PeerEndpoint& peer, Purpose purpose,
                                      uint32_t member) {
-  const int64_t deadline = transport::nowNs() + kSilenceMs * int64_t{1000000};
+  const int64_t deadline = nowNs() + kSilenceMs * int64_t{1000000};
   const int fd = dial(peer, deadline);
   char prefix[sizeof kDataMagic - 1 + sizeof peer.data_id];
   std::memcpy(prefix, kDataMagic, sizeof kDataMagic - 1);

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/clock.h"
 #include "network/libssl.h"
 #include "transport/ending.h"
 #include "transport/ring.h"
@@ -171,7 +172,7 @@ void Connection::awaitSocket(bool to_read, const char* what, int64_t deadline_ns
   pollfd waited{fd_, static_cast<short>(to_read ? POLLIN : POLLOUT), 0};
   while (true) {
     int64_t left_ms = -1;
-    if (deadline_ns >= 0) left_ms = (deadline_ns - transport::nowNs() + 999999) / 1000000;
+    if (deadline_ns >= 0) left_ms = (deadline_ns - nowNs() + 999999) / 1000000;
     if (deadline_ns >= 0 && left_ms <= 0) {
       throw ConnectionLost(std::string(what) + " was not finished in time");
     }
@@ -254,10 +255,10 @@ size_t Connection::readSome(void* to, size_t bytes_max) {
     if (reason != kErrorWantRead) fail(got, "a read");
     // More bytes are usually near, and a sleeping core wakes slowly. Do not yield: the scheduler
     // may run every other thread first.
-    const int64_t now = transport::nowNs();
+    const int64_t now = nowNs();
     if (start == 0) start = now;
     if (now - start < spin_ns_) {
-      for (int i = 0; i < 20; ++i) transport::cpuRelax();
+      for (int i = 0; i < 20; ++i) cpuRelax();
       continue;
     }
     pollfd waited{fd_, POLLIN, 0};

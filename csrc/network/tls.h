@@ -11,6 +11,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "base/clock.h"
+
 namespace shoal::network {
 
 // The other side is gone, or has the wrong identity. `what()` says how this side noticed.
@@ -48,7 +50,7 @@ class Tls {
 
 class Connection {
  public:
-  // Both own `fd` and finish the handshake before `deadline_ns` (of transport::nowNs()).
+  // Both own `fd` and finish the handshake before `deadline_ns` (of nowNs()).
   // `server_name` is what the server's certificate must say.
   static std::unique_ptr<Connection> connect(const Tls& tls, int fd, const std::string& server_name,
                                              int64_t deadline_ns);

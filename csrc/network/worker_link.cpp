@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "network/frames.h"
 #include "network/in_order.h"
@@ -265,7 +266,7 @@ class Link {
       const bool beat = options_.progress->heartbeat.load(std::memory_order_relaxed) != told_beat_;
       const bool news = done > told_ || failed != told_failed_;
       const bool copied = told_ < last_in_.load(std::memory_order_relaxed);
-      const int64_t now = transport::nowNs();
+      const int64_t now = nowNs();
       const int64_t quiet_ms = copied ? kProgressOfCopiesMs : kProgressMs;
       if (urgent || beat || (news && now - told_at >= quiet_ms * 1000000)) {
         sayProgress(std::max(done, told_), failed, batch);

@@ -25,7 +25,7 @@ void bindDevices(py::module_& m) {
   m.def("set_device", [](int index) { Devices::setCurrent(static_cast<c10::DeviceIndex>(index)); });
   m.def("give_up", [](int index) {
     const auto device = static_cast<c10::DeviceIndex>(index);
-    Devices::get().sessionWith(device).deviceMember(device).giveUp();
+    Devices::get().sessionWith(device).deviceMember(device).liveness().giveUp();
   });
   m.def(
       "synchronize",

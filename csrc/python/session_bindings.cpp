@@ -34,12 +34,12 @@ void bindClientLink(py::module_& m) {
       .def("stop", &network::ClientLink::stop, py::call_guard<py::gil_scoped_release>());
 }
 
-void bindStreamOptions(py::module_& m) {
-  py::class_<client::StreamOptions>(m, "StreamOptions", "A leased device, for `attach`.")
+void bindMemberOptions(py::module_& m) {
+  py::class_<client::MemberOptions>(m, "MemberOptions", "A leased device, for `attach`.")
       .def(py::init([](int socket, std::vector<int> fds, uint64_t arena_bytes,
                        uint64_t memory_bytes, uint64_t spill_bytes, std::string name, bool is_cpu,
                        std::shared_ptr<network::ClientLink> link) {
-             client::StreamOptions options;
+             client::MemberOptions options;
              options.socket = socket;
              options.requests_fd = fds.at(0);
              options.replies_fd = fds.at(1);
@@ -64,7 +64,7 @@ void bindStreamOptions(py::module_& m) {
 void bindSession(py::module_& m) {
   using client::Devices;
   bindClientLink(m);
-  bindStreamOptions(m);
+  bindMemberOptions(m);
   m.def("host_region", [] {
     auto& host = client::HostMemory::get();
     return py::make_tuple(host.fd(), host.bytes());
@@ -78,7 +78,7 @@ void bindSession(py::module_& m) {
   });
   m.def(
       "attach",
-      [](uint32_t number, std::vector<client::StreamOptions> members) {
+      [](uint32_t number, std::vector<client::MemberOptions> members) {
         auto session = std::make_unique<client::Session>(number);
         for (auto& member : members) session->add(std::move(member));
         client::seedNewSession(*session);
@@ -91,7 +91,8 @@ void bindSession(py::module_& m) {
   m.def("abandon", [] { return Devices::get().abandon(); });
   m.def("report_lost", [](uint32_t number, size_t member, const std::string& reason) {
     client::Session* session = Devices::get().byNumber(number);
-    if (session != nullptr && member < session->size()) session->member(member).tellLost(reason);
+    if (session != nullptr && member < session->size())
+      session->member(member).liveness().reportLost(reason);
   });
 }
 

@@ -56,8 +56,8 @@ void bindTransfers(py::module_& m) {
     const py::gil_scoped_release released;
     TORCH_CHECK(Devices::get().attached(), "shoal: the lease has ended");
     const auto device = static_cast<c10::DeviceIndex>(index);
-    client::Stream& member = Devices::get().sessionWith(device).deviceMember(device);
-    member.checkSometimes();
+    client::Member& member = Devices::get().sessionWith(device).deviceMember(device);
+    member.liveness().checkSometimes();
     return member.completed(sequence);
   });
   m.def("elapsed_ms", [](uintptr_t start, uintptr_t end) {

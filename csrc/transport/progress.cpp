@@ -1,5 +1,6 @@
 #include "transport/progress.h"
 
+#include "base/clock.h"
 #include "base/futex.h"
 #include "transport/ring.h"
 

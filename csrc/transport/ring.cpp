@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/futex.h"
 #include "wire/message.h"
 
@@ -22,20 +23,6 @@ bool isPad(uint64_t header) {
 }
 
 }  // namespace
-
-void cpuRelax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-int64_t nowNs() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec * 1000000000LL + now.tv_nsec;
-}
 
 RingProducer::RingProducer(std::byte* region, size_t capacity, Liveness liveness)
     : control_(reinterpret_cast<RingControl*>(region)),

@@ -96,7 +96,4 @@ class RingConsumer {
   Liveness liveness_;
 };
 
-int64_t nowNs();
-void cpuRelax();  // in a loop that waits for another core
-
 }  // namespace shoal::transport

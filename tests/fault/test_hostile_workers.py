@@ -227,7 +227,7 @@ def test_replies_that_nobody_asked_for_end_the_session(
     """Those for other threads are kept for them, but not without end."""
     here, there = socket.socketpair()
     with fake(identities) as worker, there:
-        member = _core.StreamOptions(
+        member = _core.MemberOptions(
             socket=here.detach(),
             fds=worker.link.fds(),
             arena_bytes=0,

@@ -21,13 +21,13 @@ SPEC = "cpu,memory=64MiB,threads=1"
 @pytest.fixture
 def accelerator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A lease whose device has no memory that could be mapped, and issues calls (so it is said)."""
-    member = _core.StreamOptions
+    member = _core.MemberOptions
 
-    def taken_for_an_accelerator(*, fds: list[int], **options: Any) -> _core.StreamOptions:
+    def taken_for_an_accelerator(*, fds: list[int], **options: Any) -> _core.MemberOptions:
         os.close(fds[4])  # the arena
         return member(**{**options, "fds": fds[:4], "arena_bytes": 0, "is_cpu": False})
 
-    monkeypatch.setattr(_core, "StreamOptions", taken_for_an_accelerator)
+    monkeypatch.setattr(_core, "MemberOptions", taken_for_an_accelerator)
     with shoal.up([SPEC]) as pool, shoal.connect(pool.url):
         yield
 

@@ -14,34 +14,34 @@ uint64_t largestBytes(c10::ArrayRef<OutputMeta> outputs) {
   return largest;
 }
 
-void postPrepare(Stream& stream, const OperatorInfo& info, c10::ArrayRef<uint64_t> key,
+void postPrepare(Member& member, const OperatorInfo& info, c10::ArrayRef<uint64_t> key,
                  const CachedCall& cached, const Lock& held) {
   std::vector<uint64_t> outputs;
   for (const OutputMeta& output : cached.outputs) {
     wire::appendOutput(outputs, output.kind, output.number, static_cast<uint8_t>(output.dtype),
                        output.sizes, output.strides);
   }
-  stream.post(wire::Prepare{cached.id, info.name, key, outputs}, held);
+  member.post(wire::Prepare{cached.id, info.name, key, outputs}, held);
 }
 
-uint64_t postCall(Session& session, Stream& stream, uint32_t id, const CallWords& call,
+uint64_t postCall(Session& session, Member& member, uint32_t id, const CallWords& call,
                   const Lock& held) {
   for (const SegmentUse& use : call.uses) {
     if (use.writes) {
-      session.bringToWrite(use.base, stream, held);
+      session.bringToWrite(use.base, member, held);
     } else {
-      session.bring(use.base, stream, held);
+      session.bring(use.base, member, held);
     }
   }
   const uint16_t flags = call.flags | (call.graph != 0 ? wire::kFlagRecord : 0);
   const uint64_t sequence =
-      stream.post(wire::Call{flags, id, call.graph, call.immediates, call.made}, held);
-  session.traceCall(call.uses, call.made, stream, held);
+      member.post(wire::Call{flags, id, call.graph, call.immediates, call.made}, held);
+  session.traceCall(call.uses, call.made, member, held);
   for (const SegmentUse& use : call.uses) {
-    if (use.writes) session.wrote(use.base, stream, sequence, held);
+    if (use.writes) session.wrote(use.base, member, sequence, held);
   }
   for (const wire::Address address : call.made) {
-    if (address != 0) session.made(address, stream, sequence, held);
+    if (address != 0) session.made(address, member, sequence, held);
   }
   return sequence;
 }

@@ -17,8 +17,8 @@ namespace shoal::client {
 uint64_t freshBytes(c10::ArrayRef<OutputMeta> outputs);
 uint64_t largestBytes(c10::ArrayRef<OutputMeta> outputs);
 
-// Tells the stream's worker of a call that is in its cache under `key`.
-void postPrepare(Stream& stream, const OperatorInfo& info, c10::ArrayRef<uint64_t> key,
+// Tells the member's worker of a call that is in its cache under `key`.
+void postPrepare(Member& member, const OperatorInfo& info, c10::ArrayRef<uint64_t> key,
                  const CachedCall& cached, const Lock&);
 
 // A call, but for where it runs and under which number that device knows it.
@@ -32,7 +32,7 @@ struct CallWords {
 
 // Writes the call and keeps account of the segments that it uses, changes and makes. Returns its
 // sequence number.
-uint64_t postCall(Session& session, Stream& stream, uint32_t id, const CallWords& call,
+uint64_t postCall(Session& session, Member& member, uint32_t id, const CallWords& call,
                   const Lock&);
 
 }  // namespace shoal::client

@@ -32,21 +32,21 @@ struct Issue {
   CallTemplate& call;
   torch::jit::Stack* stack;
   uint64_t graph;            // 0: not recorded
-  Stream* stream = nullptr;  // of the member that runs it, once that is decided
+  Member* member = nullptr;  // of the member that runs it, once that is decided
 };
 
 // Posts the call on the member that was chosen; random numbers of the whole lease come along.
 uint64_t post(const Issue& issue, uint32_t id, uint16_t flags,
               c10::ArrayRef<wire::Address> addresses, const Lock& held) {
-  Stream& stream = *issue.stream;
+  Member& member = *issue.member;
   Session& session = issue.call.session();
   if (issue.info.random && !session.single() && issue.call.device().index() == 0) {
     const bool own = issue.call.hasGenerator();
-    session.bringGenerator(own ? issue.call.generator() : wire::kLeaseGenerator, stream, held);
+    session.bringGenerator(own ? issue.call.generator() : wire::kLeaseGenerator, member, held);
     if (!own) flags |= wire::kFlagLeaseRandom;
   }
   const CallWords words{issue.call.immediates(), issue.call.uses(), addresses, flags, issue.graph};
-  return postCall(session, stream, id, words, held);
+  return postCall(session, member, id, words, held);
 }
 
 void mintOutputs(const Issue& issue, const std::vector<OutputMeta>& outputs,
@@ -154,23 +154,23 @@ void recordLearnt(const Issue& issue, bool repeatable, const std::vector<OutputM
 
 // The outputs are not known: the worker runs the call and tells.
 void learn(const Issue& issue) {
-  Stream& stream = *issue.stream;
+  Member& member = *issue.member;
   Session& session = issue.call.session();
-  std::unique_lock one_at_a_time(stream.learning(), std::defer_lock);
+  std::unique_lock one_at_a_time(member.learning(), std::defer_lock);
   for (Wait wait; !one_at_a_time.try_lock_for(std::chrono::milliseconds(50));) wait.look();
   uint32_t id;
   uint64_t sequence;
   {
     const Lock held = session.lock();
-    session.makeRoom(stream, issue.call.uses(), 0, held);
-    CachedCall* cached = stream.cache().find(issue.call.hash(issue.info), &issue.info,
+    session.makeRoom(member, issue.call.uses(), 0, held);
+    CachedCall* cached = member.cache().find(issue.call.hash(issue.info), &issue.info,
                                              issue.call.key().data(), issue.call.key().size());
     TORCH_INTERNAL_ASSERT(cached != nullptr);
     id = cached->id;
     sequence = post(issue, id, wire::kFlagLearn, {}, held);
-    ++stream.traffic(held).round_trips;
+    ++member.traffic(held).round_trips;
   }
-  const auto payload = stream.await(sequence);
+  const auto payload = member.await(sequence);
   wire::Reader reader(payload.data(), payload.size());
   std::vector<OutputMeta> outputs;
   std::vector<c10::IValue> scalars;
@@ -185,19 +185,19 @@ void learn(const Issue& issue) {
   {
     const Lock held = session.lock();
     mintOutputs(issue, outputs, addresses, held);
-    const uint64_t bound = stream.post(wire::Bind{addresses}, held);
+    const uint64_t bound = member.post(wire::Bind{addresses}, held);
     for (const wire::Address address : addresses) {
-      if (address != 0) session.made(address, stream, bound, held);
+      if (address != 0) session.made(address, member, bound, held);
     }
     recordLearnt(issue, repeatable, outputs, addresses, held);
-    CachedCall* cached = stream.cache().find(issue.call.hash(issue.info), &issue.info,
+    CachedCall* cached = member.cache().find(issue.call.hash(issue.info), &issue.info,
                                              issue.call.key().data(), issue.call.key().size());
     if (repeatable && cached != nullptr && cached->id == id) {
       cached->outputs = outputs;
       cached->answer = scalars;
       cached->known = true;
       if (!issue.info.constant_answer) {
-        postPrepare(stream, issue.info, issue.call.key(), *cached, held);
+        postPrepare(member, issue.info, issue.call.key(), *cached, held);
       }
     }
   }
@@ -206,23 +206,23 @@ void learn(const Issue& issue) {
 
 // Makes room for the call in the cache and tells the worker of it.
 CachedCall* prepare(const Issue& issue, uint64_t hash, Lock& held) {
-  Stream& stream = *issue.stream;
+  Member& member = *issue.member;
   held.unlock();
   std::vector<OutputMeta> outputs;
   const auto arguments = torch::jit::last(*issue.stack, issue.info.argument_count);
   const bool known = issue.graph == 0 && inferOutputs(issue.info, arguments, outputs);
   held.lock();
-  CallCache& cache = stream.cache();
+  CallCache& cache = member.cache();
   const auto& key = issue.call.key();
   if (CachedCall* raced = cache.find(hash, &issue.info, key.data(), key.size())) return raced;
   if (cache.full()) {
     cache.clear();
-    stream.post(wire::Forget{}, held);
+    member.post(wire::Forget{}, held);
   }
   CachedCall* cached = cache.insert(hash, &issue.info, key.data(), key.size());
   cached->known = known;
   if (known) cached->outputs = std::move(outputs);
-  postPrepare(stream, issue.info, key, *cached, held);
+  postPrepare(member, issue.info, key, *cached, held);
   return cached;
 }
 
@@ -232,32 +232,32 @@ Issued issue(Issue issue) {
   const auto& key = issue.call.key();
   session.awaitRoom(issue.call.device().index());
   Lock held = session.lock();
-  Stream& stream = session.place(issue.call.uses(), issue.call.device().index(), 0, held);
-  issue.stream = &stream;
-  CachedCall* cached = stream.cache().find(hash, &issue.info, key.data(), key.size());
+  Member& member = session.place(issue.call.uses(), issue.call.device().index(), 0, held);
+  issue.member = &member;
+  CachedCall* cached = member.cache().find(hash, &issue.info, key.data(), key.size());
   if (cached == nullptr) cached = prepare(issue, hash, held);
   if (!cached->known) {
     held.unlock();
     learn(issue);
-    return {&stream, &session, {}};
+    return {&member, &session, {}};
   }
   if (largestBytes(cached->outputs) > session.wholeBytesMax() && !WholeSegments::wanted()) {
-    return {&stream, &session, cached->outputs};
+    return {&member, &session, cached->outputs};
   }
   c10::SmallVector<wire::Address, 4> addresses;
   if (issue.info.constant_answer) {
     finish(issue, cached->outputs, addresses, cached->answer, &held);
-    return {&stream, &session, {}};
+    return {&member, &session, {}};
   }
   mintOutputs(issue, cached->outputs, addresses, held);
-  session.makeRoom(stream, issue.call.uses(), freshBytes(cached->outputs), held);
+  session.makeRoom(member, issue.call.uses(), freshBytes(cached->outputs), held);
   post(issue, cached->id, 0, addresses, held);
   if (Observer* observer = Observer::current()) {
     observer->called(issue.info, issue.call, issue.graph, cached->outputs, addresses, held);
   }
   finish(issue, cached->outputs, addresses, {}, &held);
-  if (g_blocking.load(std::memory_order_relaxed)) stream.synchronize();
-  return {&stream, &session, {}};
+  if (g_blocking.load(std::memory_order_relaxed)) member.synchronize();
+  return {&member, &session, {}};
 }
 
 // Index operators take CPU indices: they are moved to the device like local torch does.

@@ -13,7 +13,7 @@
 namespace shoal::client {
 
 struct Issued {
-  const Stream* member;  // that runs the call
+  const Member* member;  // that runs the call
   Session* session;
   std::vector<OutputMeta> too_large;  // results that no device holds: the call was not made
 };

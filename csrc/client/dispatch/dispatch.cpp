@@ -10,7 +10,7 @@
 namespace shoal::client {
 namespace {
 
-const Stream& run(const OperatorInfo& info, torch::jit::Stack* stack, uint64_t graph) {
+const Member& run(const OperatorInfo& info, torch::jit::Stack* stack, uint64_t graph) {
   const Issued issued = issueCall(info, stack, graph);
   if (!issued.too_large.empty()) {
     runShardedResult(info, stack, *issued.session, issued.too_large);
@@ -22,7 +22,7 @@ const Stream& run(const OperatorInfo& info, torch::jit::Stack* stack, uint64_t g
 
 void dispatchCall(const OperatorInfo& info, torch::jit::Stack* stack) {
   if (Inference::active()) return reachedWhileInferring(info, stack);
-  Stream::noteLine();
+  CallLines::note();
   if (anySharded() && runSharded(info, stack)) return;
   if (info.foreach_lists && splitItems(info, stack)) return;
   run(info, stack, 0);
@@ -32,9 +32,9 @@ void dispatchWhole(const OperatorInfo& info, torch::jit::Stack* stack) {
   run(info, stack, 0);
 }
 
-const Stream& dispatchWithWorkerGraph(const OperatorInfo& info, torch::jit::Stack* stack,
+const Member& dispatchWithWorkerGraph(const OperatorInfo& info, torch::jit::Stack* stack,
                                       uint64_t graph) {
-  Stream::noteLine();
+  CallLines::note();
   return run(info, stack, graph);
 }
 

@@ -17,7 +17,7 @@ void dispatchWhole(const OperatorInfo& info, torch::jit::Stack* stack);
 
 // The same for an operator whose autograd graph the worker keeps under `graph`. Returns the member
 // that keeps it.
-const Stream& dispatchWithWorkerGraph(const OperatorInfo& info, torch::jit::Stack* stack,
+const Member& dispatchWithWorkerGraph(const OperatorInfo& info, torch::jit::Stack* stack,
                                       uint64_t graph);
 
 }  // namespace shoal::client

@@ -45,8 +45,8 @@ std::vector<Positions> groupItems(c10::ArrayRef<c10::IValue> arguments) {
     if (session == nullptr) session = &sessionOf(tensor);
     uint32_t member = 0;
     if (!session->single() && tensor.device().index() == 0 && baseOf(tensor) != 0) {
-      const Stream* home = session->home(baseOf(tensor), session->lock());
-      if (home != nullptr) member = home->member();
+      const Member* home = session->home(baseOf(tensor), session->lock());
+      if (home != nullptr) member = home->number();
     }
     by_member[member].push_back(i);
     total += tensor.nbytes();

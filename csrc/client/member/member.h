@@ -4,21 +4,19 @@
 
 #include <c10/core/Device.h>
 
-#include <array>
-#include <atomic>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "client/member/call_cache.h"
-#include "client/member/errors.h"
+#include "client/member/call_lines.h"
 #include "client/member/events.h"
+#include "client/member/liveness.h"
 #include "client/member/observer.h"
+#include "client/member/reply_queue.h"
+#include "client/member/reported_failures.h"
 #include "memory/shared_memory.h"
 #include "network/client_link.h"
 #include "transport/location_table.h"
@@ -30,7 +28,7 @@ namespace shoal::client {
 
 class Members;
 
-struct StreamOptions {
+struct MemberOptions {
   int socket = -1;
   int requests_fd = -1, replies_fd = -1, progress_fd = -1, places_fd = -1, arena_fd = -1;
   uint64_t arena_bytes = 0;   // 0: the device's memory cannot be mapped
@@ -52,28 +50,20 @@ struct Traffic {
   uint64_t round_trips = 0;
 };
 
-class Stream {
+class Member {
  public:
-  Stream(StreamOptions options, Members& members, uint32_t member);
-  ~Stream();
-  Stream(const Stream&) = delete;
+  Member(MemberOptions options, Members& members, uint32_t number);
+  Member(const Member&) = delete;
 
-  const StreamOptions& options() const { return options_; }
+  const MemberOptions& options() const { return options_; }
   uint32_t session() const;                    // its number
-  uint32_t member() const { return member_; }  // its place in the lease
-  uint32_t bit() const { return 1u << member_; }
-  const memory::SharedMemory& arena() const { return arena_; }
+  uint32_t number() const { return number_; }  // its index in the lease
+  uint32_t bit() const { return 1u << number_; }
+  const memory::SharedMemory& arena() const { return regions_.arena; }
   const transport::Places& places() const { return *places_; }
   network::ClientLink* link() const { return options_.link.get(); }
 
   // --- messages. The session's Lock is held.
-  // Notes the user's line for the messages that this thread sends next. Never under a Lock: meeting
-  // new code takes the GIL, and who holds the GIL may be about to free a tensor, which takes the
-  // Lock.
-  static void noteLine();
-  // The noted line, and noting one that was noted before.
-  static uint64_t line();
-  static void setLine(uint64_t token);
   // Appends a message and returns its sequence number.
   template <typename M>
   uint64_t post(const M& message, const Lock& held) {
@@ -106,7 +96,7 @@ class Stream {
   // Posts a message and waits for its reply. The payload is a wire::…Reply.
   template <typename M>
   Payload request(const M& message) {
-    noteLine();
+    CallLines::note();
     return await(postCounted(message));
   }
   // The same for a reply that holds numbers only.
@@ -123,9 +113,6 @@ class Stream {
   bool completed(uint64_t sequence) const {
     return progress_->completed.load(std::memory_order_acquire) >= sequence;
   }
-  uint64_t completedSequence() const {
-    return progress_->completed.load(std::memory_order_acquire);
-  }
   bool idle() const { return completed(sequence_); }
   // Whether the device is past an event that its worker has passed; 0: past all that was sent. The
   // worker of an accelerator has only issued what came before, so it asks the device. The question
@@ -134,19 +121,11 @@ class Stream {
   bool hasFailed() const { return progress_->failed.load(std::memory_order_relaxed) != 0; }
   // Waits until message `sequence` is done. A deleter cannot raise, so it does not hear signals.
   void waitCompleted(uint64_t sequence, bool hears_signals = true);
-  // A failure is told once, with the next reply, to whichever thread gets it. Others learn of it by
-  // this: raises a failure that showed in messages (after, until], if one was told.
-  void raiseTold(uint64_t after, uint64_t until);
-  // The last message of which it was told that a failure showed in it; 0: none.
-  uint64_t lastTold() const { return last_told_.load(std::memory_order_acquire); }
+  // Raises a failure that showed in messages (after, until] and was reported to another thread.
+  void raiseReported(uint64_t after, uint64_t until);
+  uint64_t lastReported() const { return failures_.last(); }
   // Between two events that the worker has passed.
   Elapsed elapsed(uint64_t start_event, uint64_t end_event);
-  // Raises DeviceLostError if the worker is gone, for those who read its memory without a message.
-  // Looks at most every 50 ms.
-  void checkSometimes() {
-    checkUsable();
-    if (transport::nowNs() - checked_ns_.load(std::memory_order_relaxed) > kCheckNs) checkAlive();
-  }
   // Passes descriptors of shared memory to the worker. Returns the number by which a message names
   // them.
   uint64_t passShared(int memory, int control, int line);
@@ -154,20 +133,13 @@ class Stream {
   Traffic& traffic(const Lock&) { return traffic_; }
 
   // --- state
-  // Workers of the lease on this machine wait for this one no more, unless it shows signs of life:
-  // for who knows sooner than they that it does not go on.
-  void giveUp() { transport::giveUp(*progress_); }
-  void close() noexcept;
-  void abandon() noexcept;  // in a forked child: lets go of the socket, tells nobody
-  // Raises DeviceLostError if the worker is gone or the lease has ended.
-  void checkUsable() const;
-  bool usable() const { return lost_.load() == nullptr && !closed_.load(); }
-  [[noreturn]] void raiseLost(const std::string& reason, Seen seen = Seen::kBroken);
-  // Why the device is lost, as the pool says: for every error from now on.
-  void tellLost(const std::string& reason);
-  // For who outlives the stream and has to know when its worker is gone.
-  memory::SharedMemory takeProgress() { return std::move(progress_region_); }
-  std::string placeOf(uint64_t sequence);  // the client's own line that issued a call
+  Liveness& liveness() { return liveness_; }
+  bool usable() const { return liveness_.usable(); }
+  void checkUsable() const { liveness_.checkUsable(); }
+  [[noreturn]] void raiseLost(const std::string& reason) { liveness_.raiseLost(reason); }
+  // For an owner that outlives the member and must know when its worker is gone.
+  memory::SharedMemory takeProgress() { return std::move(regions_.progress); }
+  std::string lineOf(uint64_t sequence);  // the user's line that issued a call
 
  private:
   // Room for a message of `words` words after the header.
@@ -184,63 +156,32 @@ class Stream {
   }
   void sendFrees();
   void waitForRoom();
-  // Takes the reply to `sequence`, if it comes within 50 ms.
-  bool awaitSlice(uint64_t sequence, Payload& payload, wire::ErrorKind& error);
-  void dropReply(uint64_t sequence);
-  struct Told {
-    wire::ErrorKind kind;
-    Payload payload;
-  };
-  void remember(uint64_t shown_in, Told told);
-  void checkAlive();
-  void markLost(const std::string& reason, Seen seen);
   [[noreturn]] void raise(wire::ErrorKind kind, const wire::ErrorReply& reply);
 
-  StreamOptions options_;
+  MemberOptions options_;
   Members& members_;
-  uint32_t member_;
-  memory::SharedMemory requests_region_, replies_region_, progress_region_, places_region_, arena_;
+  uint32_t number_;
+  Liveness liveness_;
+  struct Regions {
+    memory::SharedMemory requests, replies, progress, places, arena;
+  } regions_;
   transport::Progress* progress_;
   std::unique_ptr<transport::Places> places_;
   std::unique_ptr<transport::RingProducer> requests_;
-  std::unique_ptr<transport::RingConsumer> replies_;
+  std::unique_ptr<ReplyQueue> replies_;
+  ReportedFailures failures_;
 
   uint64_t sequence_ = 0;
-  size_t pending_bytes_ = 0;  // of the message that is being written
-  bool pending_traced_ = false;
-  // Freed addresses that the worker does not know of yet: they go just before the next message,
-  // which spares each of them a publication of its own.
+  size_t pending_bytes_ = 0;    // of the message that is being written
+  bool pending_named_ = false;  // whether that message has a line of its own
+  CallLines lines_;
+  // Freed addresses that the worker does not know of yet. They go just before the next message, so
+  // they need no publication of their own.
   std::vector<wire::Address> unsent_frees_;
   Traffic traffic_;
   uint64_t passed_shared_ = 0;  // shared memories so far
   CallCache cache_;
   std::timed_mutex learning_;
-
-  std::timed_mutex reply_mutex_;
-  std::unordered_map<uint64_t, std::vector<uint64_t>> stash_;
-  std::vector<uint64_t> reply_;
-  std::unordered_set<uint64_t> unwanted_;  // messages whose wait was interrupted: no reply is kept
-
-  std::mutex told_mutex_;
-  std::map<uint64_t, Told> told_;  // the latest ones, by the message in which they showed
-  std::atomic<uint64_t> last_told_{0};
-
-  // Both are set once and then only read, by any thread, also in a forked child.
-  struct Loss {
-    std::string reason;
-    Seen seen;
-  };
-  std::atomic<const Loss*> lost_{nullptr};
-  std::atomic<const std::string*> told_reason_{nullptr};  // by the pool
-  std::atomic<bool> closed_{false};
-  std::atomic<uint64_t> heartbeat_seen_{0};
-  std::atomic<int64_t> silent_since_ns_{0};  // when the heartbeat last changed while we waited
-  std::atomic<int64_t> checked_ns_{0};
-
-  static constexpr int64_t kCheckNs = 50000000;
-  // The lines of the last calls, to name the one that failed. Indexed by sequence number.
-  static constexpr size_t kLines = 1 << 14;
-  std::array<uint64_t, kLines> lines_{};
 };
 
 }  // namespace shoal::client

@@ -9,7 +9,7 @@ namespace shoal::client {
 
 void Members::synchronize(c10::DeviceIndex index) {
   if (index > 0 || single()) return deviceMember(index).synchronize();
-  Stream::noteLine();
+  CallLines::note();
   std::vector<uint64_t> sequences;
   {
     const Lock held = lock();
@@ -29,26 +29,27 @@ void Members::synchronize(c10::DeviceIndex index) {
 }
 
 bool Members::idle(c10::DeviceIndex index) {
-  const auto idle = [](Stream& member) {
-    if (!member.idle()) member.checkSometimes();  // a loop that asks must learn of a loss
+  const auto idle = [](Member& member) {
+    if (!member.idle())
+      member.liveness().checkSometimes();  // a loop that asks must learn of a loss
     return member.idle() && member.devicePast(0);
   };
   if (index > 0 || single()) return idle(deviceMember(index));
   return std::all_of(members_.begin(), members_.end(), [&](const auto& m) { return idle(*m); });
 }
 
-void Members::raiseFailureOfOthers(const Stream& than) {
+void Members::raiseFailureOfOthers(const Member& than) {
   for (auto& member : members_) {
     if (member.get() != &than) member->synchronize();
   }
 }
 
 void Members::close() noexcept {
-  for (auto& member : members_) member->close();
+  for (auto& member : members_) member->liveness().close();
 }
 
 void Members::abandon() noexcept {
-  for (auto& member : members_) member->abandon();
+  for (auto& member : members_) member->liveness().abandon();
 }
 
 void Members::trim() {

@@ -21,9 +21,9 @@ class Members {
   uint32_t number() const { return session_; }
   size_t size() const { return members_.size(); }
   bool single() const { return members_.size() == 1; }
-  Stream& member(size_t i) const { return *members_[i]; }
+  Member& member(size_t i) const { return *members_[i]; }
   // The member of device `index`. Device 0 is the whole lease, where the first one speaks for all.
-  Stream& deviceMember(c10::DeviceIndex index) const {
+  Member& deviceMember(c10::DeviceIndex index) const {
     return *members_[index > 0 ? static_cast<size_t>(index) - 1 : 0];
   }
   Lock lock() { return Lock(mutex_); }
@@ -41,11 +41,11 @@ class Members {
   void abandon() noexcept;
   bool usable() const;
   // Raises what went wrong on members other than this one, if anything did.
-  void raiseFailureOfOthers(const Stream& than);
+  void raiseFailureOfOthers(const Member& than);
 
  protected:
   ~Members() = default;
-  std::vector<std::unique_ptr<Stream>> members_;
+  std::vector<std::unique_ptr<Member>> members_;
 
  private:
   uint32_t session_;

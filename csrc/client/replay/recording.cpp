@@ -98,7 +98,7 @@ void Recording::called(const OperatorInfo& info, const CallTemplate& call, uint6
   if (call.hasGenerator()) return fail(info.name + " draws from a generator of its own");
   if (call.device().index() != index_) return fail(info.name + " runs on another device");
   if (events_.size() >= kEventsMax) return fail("it is too long");
-  Call event{&info, call.hash(info), Stream::line(), {}, {}, {}, {}, {}};
+  Call event{&info, call.hash(info), CallLines::current(), {}, {}, {}, {}, {}};
   const auto count = [](const auto& items) { return static_cast<uint32_t>(items.size()); };
   event.key = {append(words_, call.key()), count(call.key())};
   event.immediates = {append(words_, call.immediates()), count(call.immediates())};
@@ -178,7 +178,7 @@ Repeat::Repeat(std::shared_ptr<const Recording> recording, c10::DeviceIndex inde
     throw std::invalid_argument("the devices are not of one lease");
   }
   if (ours.size() != theirs.size()) throw std::invalid_argument("not as many tensors as recorded");
-  stream_ = &session_->deviceMember(index);
+  member_ = &session_->deviceMember(index);
   targets_.resize(recording_->segments_.size(), 0);
   for (size_t i = 0; i < ours.size(); ++i) pair(ours[i], theirs[i]);
   for (size_t symbol = 1; symbol < targets_.size(); ++symbol) {
@@ -232,10 +232,10 @@ Repeat::~Repeat() {
 
 void Repeat::until(size_t mark) {
   const Observer::Aside aside;
-  const uint64_t line = Stream::line();
+  const uint64_t line = CallLines::current();
   const size_t end = std::min(mark, recording_->events_.size());
   while (at_ < end) {
-    stream_->awaitRoom();
+    member_->awaitRoom();
     if (const auto* sent = std::get_if<Recording::Upload>(&recording_->events_[at_])) {
       ++at_;
       upload(*session_, targets_[sent->symbol], sent->offset,
@@ -256,25 +256,25 @@ void Repeat::until(size_t mark) {
       }
     }
   }
-  Stream::setLine(line);
+  CallLines::set(line);
 }
 
 void Repeat::repeat(const Recording::Call& call, const Lock& held) {
   const Recording& from = *recording_;
   const auto key = slice(from.words_, call.key);
-  CallCache& cache = stream_->cache();
+  CallCache& cache = member_->cache();
   CachedCall* cached = cache.find(call.hash, call.info, key.data(), key.size());
   if (cached == nullptr) {
     if (cache.full()) {
       cache.clear();
-      stream_->post(wire::Forget{}, held);
+      member_->post(wire::Forget{}, held);
     }
     cached = cache.insert(call.hash, call.info, key.data(), key.size());
   }
   if (!cached->known) {  // new here, or a call whose result this device was asked for until now
     cached->known = true;
     cached->outputs = slice(from.outputs_, call.outputs).vec();
-    postPrepare(*stream_, *call.info, key, *cached, held);
+    postPrepare(*member_, *call.info, key, *cached, held);
   }
   immediates_ = slice(from.words_, call.immediates).vec();
   uses_.clear();
@@ -287,9 +287,9 @@ void Repeat::repeat(const Recording::Call& call, const Lock& held) {
   for (const Symbol symbol : slice(from.made_, call.made)) {
     made_.push_back(symbol == 0 ? 0 : targets_[symbol]);
   }
-  Stream::setLine(call.line);
-  session_->makeRoom(*stream_, uses_, freshBytes(cached->outputs), held);
-  postCall(*session_, *stream_, cached->id, {immediates_, uses_, made_}, held);
+  CallLines::set(call.line);
+  session_->makeRoom(*member_, uses_, freshBytes(cached->outputs), held);
+  postCall(*session_, *member_, cached->id, {immediates_, uses_, made_}, held);
 }
 
 void Repeat::repeat(const Recording::Mint& mint, const Lock& held) {

@@ -145,7 +145,7 @@ class Repeat {
   std::shared_ptr<const Recording> recording_;
   c10::DeviceIndex index_;
   Session* session_;
-  Stream* stream_;
+  Member* member_;
   size_t at_ = 0;
   std::vector<wire::Address> targets_;  // by symbol
   std::unordered_map<Symbol, c10::Storage> taken_;

@@ -76,14 +76,14 @@ void HostMemory::reclaimLeft() {
   left_.erase(std::remove_if(left_.begin(), left_.end(), over), left_.end());
 }
 
-void HostMemory::usedBy(const void* p, const Stream& stream, uint64_t sequence) {
+void HostMemory::usedBy(const void* p, const Member& stream, uint64_t sequence) {
   std::lock_guard lock(mutex_);
-  last_use_[offsetOf(p)] = {stream.session(), stream.member(), sequence};
+  last_use_[offsetOf(p)] = {stream.session(), stream.number(), sequence};
 }
 
-Stream* HostMemory::pendingOn(const Use& use) {
+Member* HostMemory::pendingOn(const Use& use) {
   Session* session = Devices::get().byNumber(use.session);
-  Stream* stream = session == nullptr ? nullptr : &session->member(use.member);
+  Member* stream = session == nullptr ? nullptr : &session->member(use.member);
   const bool over = stream == nullptr || !stream->usable() || stream->completed(use.sequence);
   return over ? nullptr : stream;
 }
@@ -113,10 +113,10 @@ void HostMemory::releasePinned(uint64_t offset) {
     }
   }
   // Released by the last stream that still has to pass a use; the others are waited for.
-  Stream* last = nullptr;
+  Member* last = nullptr;
   uint64_t sequence = 0;
   for (const Use& use : uses) {
-    Stream* stream = pendingOn(use);
+    Member* stream = pendingOn(use);
     if (stream == nullptr) continue;
     if (last == nullptr || last == stream) {
       last = stream;

@@ -15,7 +15,7 @@
 
 namespace shoal::client {
 
-class Stream;
+class Member;
 
 class HostMemory {
  public:
@@ -41,7 +41,7 @@ class HostMemory {
   void releaseAfter(std::vector<uint64_t> offsets, std::vector<memory::SharedMemory> workers);
 
   // A pinned block may be freed while a worker still reads it: remembers the last use.
-  void usedBy(const void* p, const Stream& stream, uint64_t sequence);
+  void usedBy(const void* p, const Member& stream, uint64_t sequence);
   // Whether a worker may still have to write to or read from these bytes: then they are used in the
   // stream's order, not now. May be true for bytes beside those that were meant.
   bool inUse(const void* p, uint64_t bytes);
@@ -55,7 +55,7 @@ class HostMemory {
     uint32_t session, member;
     uint64_t sequence;
   };
-  static Stream* pendingOn(const Use& use);  // null: the use is over
+  static Member* pendingOn(const Use& use);  // null: the use is over
   void releasePinned(uint64_t offset);
   friend class PinnedAllocator;
 

@@ -10,10 +10,10 @@ void HostReleases::add(uint64_t offset) {
   releases_.push_back(std::move(release));
 }
 
-void HostReleases::add(uint64_t offset, const Stream& member, uint64_t sequence) {
+void HostReleases::add(uint64_t offset, const Member& member, uint64_t sequence) {
   Release release{offset, {}};
   release.after.resize(members_.size(), 0);
-  release.after[member.member()] = sequence;
+  release.after[member.number()] = sequence;
   releases_.push_back(std::move(release));
 }
 

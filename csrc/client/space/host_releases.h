@@ -14,18 +14,18 @@ namespace shoal::client {
 
 class HostReleases {
  public:
-  explicit HostReleases(const std::vector<std::unique_ptr<Stream>>& members) : members_(members) {}
+  explicit HostReleases(const std::vector<std::unique_ptr<Member>>& members) : members_(members) {}
 
   // Frees the block once every member is past what was sent so far.
   void add(uint64_t offset);
   // Frees the block once `member` is past `sequence`.
-  void add(uint64_t offset, const Stream& member, uint64_t sequence);
+  void add(uint64_t offset, const Member& member, uint64_t sequence);
   // Frees the blocks that nobody reads any more.
   void reclaim();
   size_t size() const { return releases_.size(); }
   // The message of `member` after which half of the blocks are free.
-  uint64_t half(const Stream& member) const {
-    return releases_[releases_.size() / 2].after[member.member()];
+  uint64_t half(const Member& member) const {
+    return releases_[releases_.size() / 2].after[member.number()];
   }
   // The session ends: what is left is freed when its workers have ended.
   void leave();
@@ -35,7 +35,7 @@ class HostReleases {
     uint64_t offset;
     c10::SmallVector<uint64_t, 2> after;  // by member: its sequence number
   };
-  const std::vector<std::unique_ptr<Stream>>& members_;
+  const std::vector<std::unique_ptr<Member>>& members_;
   std::deque<Release> releases_;
 };
 

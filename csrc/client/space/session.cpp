@@ -23,11 +23,11 @@ std::span<const SegmentUse> span(c10::ArrayRef<SegmentUse> uses) {
 
 }  // namespace
 
-Stream& Session::add(StreamOptions options) {
+Member& Session::add(MemberOptions options) {
   TORCH_CHECK(size() < kMembersMax, "a lease has at most ", kMembersMax, " devices");
   directory_.addMember(options.memory_bytes, options.spill_bytes);
   const auto number = static_cast<uint32_t>(size());
-  members_.push_back(std::make_unique<Stream>(std::move(options), *this, number));
+  members_.push_back(std::make_unique<Member>(std::move(options), *this, number));
   return *members_.back();
 }
 
@@ -113,13 +113,13 @@ void Session::releaseCopies(Address base, const Lock& held) noexcept {
 // Tells the directory which members are left, and how far their streams are.
 void Session::noteMembers() {
   for (const auto& member : members_) {
-    directory_.noteMember(member->member(), member->usable(), member->lastSequence());
+    directory_.noteMember(member->number(), member->usable(), member->lastSequence());
   }
 }
 
 // Posts what a step needs. Returns the number of the message of `step.to`.
 uint64_t Session::carryOut(const Step& step, const Lock& held) {
-  Stream& to = *members_[step.to];
+  Member& to = *members_[step.to];
   switch (step.kind) {
     case Step::Kind::kAllocate:
       return to.post(wire::Allocate{step.target, directory_.at(step.target).bytes}, held);
@@ -149,9 +149,9 @@ void Session::raise(const Step& step) const {
   TORCH_CHECK(false, "shoal: no device of the lease is left");
 }
 
-void Session::bringByStep(Address base, Stream& member, const Lock& held) {
+void Session::bringByStep(Address base, Member& member, const Lock& held) {
   noteMembers();
-  while (const Step step = directory_.bringStep(base, member.member())) {
+  while (const Step step = directory_.bringStep(base, member.number())) {
     directory_.apply(step, carryOut(step, held));
   }
   checkInvariants();
@@ -170,7 +170,7 @@ void Session::overwrite(Address base, const Lock& held) {
 }
 
 void Session::drop(const Step& step, const Lock& held) {
-  Stream& member = *members_[step.to];
+  Member& member = *members_[step.to];
   const bool now = directory_.at(step.target).bytes >= kPromptFreeBytes || step.host_block != 0;
   directory_.apply(step, 0);
   if (member.usable()) member.free(step.target, now, held);
@@ -178,9 +178,9 @@ void Session::drop(const Step& step, const Lock& held) {
   if (step.host_block != 0) host_releases_.add(step.host_block - 1);
 }
 
-void Session::invalidate(Address base, Stream& member, uint64_t sequence, const Lock& held) {
+void Session::invalidate(Address base, Member& member, uint64_t sequence, const Lock& held) {
   while (const Step step = directory_.dropStep(base, member.bit())) drop(step, held);
-  directory_.wrote(base, member.member(), sequence);
+  directory_.wrote(base, member.number(), sequence);
   checkInvariants();
 }
 
@@ -194,14 +194,14 @@ void Session::checkInvariants() const {
 
 // --- before a message
 
-Stream* Session::home(Address base, const Lock&) {
+Member* Session::home(Address base, const Lock&) {
   if (!single()) noteMembers();
   const int home = directory_.home(base);
   return home < 0 ? nullptr : members_[static_cast<size_t>(home)].get();
 }
 
-Stream& Session::homeOrPlace(Address base, const Lock& held) {
-  Stream* home = this->home(base, held);
+Member& Session::homeOrPlace(Address base, const Lock& held) {
+  Member* home = this->home(base, held);
   if (home == nullptr) {
     const SegmentUse use{base, true};
     home = &place(use, deviceOf(base, held), 0, held);
@@ -211,7 +211,7 @@ Stream& Session::homeOrPlace(Address base, const Lock& held) {
   return *home;
 }
 
-Stream& Session::place(c10::ArrayRef<SegmentUse> uses, c10::DeviceIndex index, uint64_t made_bytes,
+Member& Session::place(c10::ArrayRef<SegmentUse> uses, c10::DeviceIndex index, uint64_t made_bytes,
                        const Lock&) {
   if (single() || index > 0) return deviceMember(index);
   noteMembers();
@@ -220,10 +220,10 @@ Stream& Session::place(c10::ArrayRef<SegmentUse> uses, c10::DeviceIndex index, u
   return *members_[static_cast<size_t>(member)];
 }
 
-void Session::makeRoom(Stream& member, c10::ArrayRef<SegmentUse> uses, uint64_t made_bytes,
+void Session::makeRoom(Member& member, c10::ArrayRef<SegmentUse> uses, uint64_t made_bytes,
                        const Lock& held) {
   if (single()) return;
-  RoomSearch search(directory_, member.member(), span(uses), made_bytes);
+  RoomSearch search(directory_, member.number(), span(uses), made_bytes);
   while (search.needed()) {
     noteMembers();
     const Step step = search.next();
@@ -235,37 +235,37 @@ void Session::makeRoom(Stream& member, c10::ArrayRef<SegmentUse> uses, uint64_t 
   }
 }
 
-uint64_t Session::postFetch(Stream& to, Address target, Stream& from, Address from_base,
+uint64_t Session::postFetch(Member& to, Address target, Member& from, Address from_base,
                             uint64_t from_offset, uint64_t bytes, const Lock& held) {
   // The two messages name each other: each side knows how far the other must be.
   const uint64_t reading = to.nextSequence(held);
-  const uint64_t exported = from.post(wire::Export{from_base, to.member(), reading}, held);
+  const uint64_t exported = from.post(wire::Export{from_base, to.number(), reading}, held);
   to.traffic(held).bytes_peer += bytes;
   return to.post(wire::Fetch{.to = target,
                              .from = from_base + from_offset,
                              .bytes = bytes,
-                             .peer = from.member(),
+                             .peer = from.number(),
                              .written = directory_.at(from_base).written_at,
                              .exported = exported},
                  held);
 }
 
 void Session::noteCall(c10::ArrayRef<SegmentUse> uses, c10::ArrayRef<Address> made,
-                       const Stream& member) {
+                       const Member& member) {
   trace_.beginCall();
   for (const SegmentUse& use : uses) {
-    trace_.note(use.writes ? Access::kWrite : Access::kRead, use.base, member.member(), directory_);
+    trace_.note(use.writes ? Access::kWrite : Access::kRead, use.base, member.number(), directory_);
   }
   for (const Address address : made) {
-    if (address != 0) trace_.note(Access::kMake, address, member.member(), directory_);
+    if (address != 0) trace_.note(Access::kMake, address, member.number(), directory_);
   }
 }
 
 bool Session::copyLater(Address to_base, Address from_base) {
-  Stream::noteLine();
+  CallLines::note();
   const Lock held = lock();
   if (!directory_.canCopyLater(to_base, from_base)) return false;
-  const auto of = [this](Address base) -> Stream& {
+  const auto of = [this](Address base) -> Member& {
     return *members_[static_cast<size_t>(directory_.at(base).pinned)];
   };
   of(to_base).checkUsable();
@@ -277,8 +277,8 @@ bool Session::copyLater(Address to_base, Address from_base) {
   return true;
 }
 
-void Session::bringGenerator(uint64_t generator, Stream& member, const Lock& held) {
-  Stream& from = generatorHome(generator, held);
+void Session::bringGenerator(uint64_t generator, Member& member, const Lock& held) {
+  Member& from = generatorHome(generator, held);
   if (&from == &member) return;
   const Address state = mint(sizeof(wire::SavedGenerator), 0, held);
   const uint64_t saved = from.post(wire::GeneratorSave{generator, state}, held);
@@ -286,7 +286,7 @@ void Session::bringGenerator(uint64_t generator, Stream& member, const Lock& hel
   bring(state, member, held);
   member.post(wire::GeneratorLoad{generator, state}, held);
   release(state, held);
-  generator_home_[generator] = member.member();
+  generator_home_[generator] = member.number();
 }
 
 }  // namespace shoal::client

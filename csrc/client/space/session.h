@@ -33,7 +33,7 @@ class Session : public Members {
   ~Session();
 
   // Members are added before the session is attached.
-  Stream& add(StreamOptions options);
+  Member& add(MemberOptions options);
   Directory& directory(const Lock&) { return directory_; }
   AccessTrace& trace(const Lock&) { return trace_; }
   HostReleases& hostReleases(const Lock&) { return host_releases_; }
@@ -56,28 +56,28 @@ class Session : public Members {
   // --- before a message
   // The member that runs a call on device `index`: where most of the bytes are that it uses.
   // `made_bytes` is what it makes besides.
-  Stream& place(c10::ArrayRef<SegmentUse> uses, c10::DeviceIndex index, uint64_t made_bytes,
+  Member& place(c10::ArrayRef<SegmentUse> uses, c10::DeviceIndex index, uint64_t made_bytes,
                 const Lock&);
   // Makes sure that a call's segments fit on a member.
-  void makeRoom(Stream& member, c10::ArrayRef<SegmentUse> uses, uint64_t made_bytes, const Lock&);
+  void makeRoom(Member& member, c10::ArrayRef<SegmentUse> uses, uint64_t made_bytes, const Lock&);
   // The segment's present bytes are on `member` for its next message.
-  void bring(wire::Address base, Stream& member, const Lock& held) {
-    if (!directory_.present(base, member.member())) bringByStep(base, member, held);
+  void bring(wire::Address base, Member& member, const Lock& held) {
+    if (!directory_.present(base, member.number())) bringByStep(base, member, held);
   }
   // The same for a message that changes the segment.
-  void bringToWrite(wire::Address base, Stream& member, const Lock& held) {
+  void bringToWrite(wire::Address base, Member& member, const Lock& held) {
     if (directory_.copiedLater(base)) flush(base, held);
     bring(base, member, held);
   }
   // A message is about to replace the whole segment, whatever it holds.
   void overwrite(wire::Address base, const Lock&);
   // The member with the segment's present bytes; null if no member has memory for it.
-  Stream* home(wire::Address base, const Lock&);
+  Member* home(wire::Address base, const Lock&);
   // The same, but memory is found for it.
-  Stream& homeOrPlace(wire::Address base, const Lock&);
+  Member& homeOrPlace(wire::Address base, const Lock&);
   // The generator's state is on `member` for its next message.
-  void bringGenerator(uint64_t generator, Stream& member, const Lock&);
-  Stream& generatorHome(uint64_t generator, const Lock&) {
+  void bringGenerator(uint64_t generator, Member& member, const Lock&);
+  Member& generatorHome(uint64_t generator, const Lock&) {
     return *members_[generator_home_.try_emplace(generator, 0).first->second];
   }
 
@@ -88,25 +88,25 @@ class Session : public Members {
 
   // --- after a message
   // Message `sequence` of `member` changed the segment: other copies are void.
-  void wrote(wire::Address base, Stream& member, uint64_t sequence, const Lock& held) {
+  void wrote(wire::Address base, Member& member, uint64_t sequence, const Lock& held) {
     if (!single()) invalidate(base, member, sequence, held);
   }
   // Message `sequence` of `member` makes the segment.
-  void made(wire::Address base, Stream& member, uint64_t sequence, const Lock&) {
-    directory_.made(base, member.member(), sequence);
+  void made(wire::Address base, Member& member, uint64_t sequence, const Lock&) {
+    directory_.made(base, member.number(), sequence);
   }
   // Drops all copies but that of `member`, which message `sequence` changed.
-  void invalidate(wire::Address base, Stream& member, uint64_t sequence, const Lock&);
+  void invalidate(wire::Address base, Member& member, uint64_t sequence, const Lock&);
 
   // A call was posted on `member`, for those who trace accesses.
   void traceCall(c10::ArrayRef<SegmentUse> uses, c10::ArrayRef<wire::Address> made,
-                 const Stream& member, const Lock&) {
+                 const Member& member, const Lock&) {
     if (trace_.active()) noteCall(uses, made, member);
   }
 
   // Copies a range of the segment `from_base` on `from` to the address `target` on `to`. Returns
   // the number of the message that reads it.
-  uint64_t postFetch(Stream& to, wire::Address target, Stream& from, wire::Address from_base,
+  uint64_t postFetch(Member& to, wire::Address target, Member& from, wire::Address from_base,
                      uint64_t from_offset, uint64_t bytes, const Lock&);
   // Copies the whole segment from another device when it is used first, or sooner, before the
   // source changes. False if the copy cannot be deferred.
@@ -123,12 +123,12 @@ class Session : public Members {
   void noteMembers();
   uint64_t carryOut(const Step& step, const Lock&);
   [[noreturn]] void raise(const Step& step) const;
-  void bringByStep(wire::Address base, Stream& member, const Lock&);
+  void bringByStep(wire::Address base, Member& member, const Lock&);
   void flush(wire::Address base, const Lock&);
   void drop(const Step& step, const Lock&);
   void releaseCopies(wire::Address base, const Lock&) noexcept;
   void noteCall(c10::ArrayRef<SegmentUse> uses, c10::ArrayRef<wire::Address> made,
-                const Stream& member);
+                const Member& member);
   void checkInvariants() const;
 
   Observer* observer_ = nullptr;

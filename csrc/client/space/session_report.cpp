@@ -35,7 +35,7 @@ std::vector<MapEntry> mapOf(Session& session) {
   session.directory(held).each([&](wire::Address address, const Segment& segment) {
     MapEntry entry{address, segment, 0, -1};
     for (size_t i = 0; i < session.size(); ++i) {
-      const Stream& member = session.member(i);
+      const Member& member = session.member(i);
       // A member on another machine does not say what it swapped out.
       const bool near = member.link() == nullptr;
       const uint64_t word = near ? member.places().word(wire::slotOf(address)) : 0;

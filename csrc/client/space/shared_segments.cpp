@@ -10,7 +10,7 @@ using wire::ShareMode;
 void share(Session& session, Address base, size_t number, const SharedDescriptors& fds,
            ShareMode mode) {
   session.synchronize(0);  // an earlier failure is raised as what it is
-  Stream& member = session.member(number);
+  Member& member = session.member(number);
   uint64_t sequence = 0;
   {
     const Lock held = session.lock();
@@ -31,7 +31,7 @@ void share(Session& session, Address base, size_t number, const SharedDescriptor
     directory.setShared(base, true);
     sequence = member.post(
         wire::Share{base, directory.at(base).bytes, passed, mode, fds.participant}, held);
-    directory.wrote(base, member.member(), sequence);
+    directory.wrote(base, member.number(), sequence);
   }
   try {
     member.await(sequence);
@@ -47,7 +47,7 @@ void share(Session& session, Address base, size_t number, const SharedDescriptor
 Address openShared(Session& session, uint64_t bytes, size_t number, const SharedDescriptors& fds,
                    ShareMode mode) {
   session.synchronize(0);
-  Stream& member = session.member(number);
+  Member& member = session.member(number);
   Address base = 0;
   uint64_t sequence = 0;
   {
@@ -75,7 +75,7 @@ Address openShared(Session& session, uint64_t bytes, size_t number, const Shared
 }
 
 void unshare(Session& session, Address base) {
-  Stream* member = nullptr;
+  Member* member = nullptr;
   uint64_t sequence = 0;
   {
     const Lock held = session.lock();
@@ -84,7 +84,7 @@ void unshare(Session& session, Address base) {
     member = session.home(base, held);
     member->checkUsable();
     sequence = member->post(wire::Unshare{base}, held);
-    directory.wrote(base, member->member(), sequence);
+    directory.wrote(base, member->number(), sequence);
   }
   member->await(sequence);
   session.directory(session.lock()).setShared(base, false);

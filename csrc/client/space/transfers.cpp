@@ -51,7 +51,7 @@ uint64_t stage(Session& session, const void* from, uint64_t bytes) {
 // Posts a CopyIn or CopyOut between `host` and the member's memory; between machines several of
 // them. Returns the sequence number of the last one.
 template <typename Copy>
-uint64_t postTransfer(Stream& member, Address address, uint64_t bytes, const void* host,
+uint64_t postTransfer(Member& member, Address address, uint64_t bytes, const void* host,
                       const Lock& held) {
   if (member.link() == nullptr) {
     return member.post(Copy{address, bytes, HostMemory::get().offsetOf(host)}, held);
@@ -65,7 +65,7 @@ uint64_t postTransfer(Stream& member, Address address, uint64_t bytes, const voi
   return sequence;
 }
 
-void countTransfer(Session& session, Stream& member, uint64_t in, uint64_t out, uint64_t copied) {
+void countTransfer(Session& session, Member& member, uint64_t in, uint64_t out, uint64_t copied) {
   const Lock held = session.lock();
   Traffic& traffic = member.traffic(held);
   traffic.bytes_in += in;
@@ -76,7 +76,7 @@ void countTransfer(Session& session, Stream& member, uint64_t in, uint64_t out, 
 // Straight from the program's memory to a machine elsewhere. False if the member is on this one.
 bool uploadDirect(Session& session, Address base, uint64_t offset, const void* from,
                   uint64_t bytes) {
-  Stream* member;
+  Member* member;
   uint64_t sequence;
   {
     const Lock held = session.lock();
@@ -94,7 +94,7 @@ bool uploadDirect(Session& session, Address base, uint64_t offset, const void* f
 void uploadPinned(Session& session, Address base, uint64_t offset, const void* from, uint64_t bytes,
                   bool non_blocking) {
   HostMemory& host = HostMemory::get();
-  Stream* member;
+  Member* member;
   uint64_t sequence;
   {
     const Lock held = session.lock();
@@ -109,26 +109,26 @@ void uploadPinned(Session& session, Address base, uint64_t offset, const void* f
 }
 
 // The whole segment is new: the staged block itself becomes its memory.
-void adopt(Session& session, Address base, Stream& member, uint64_t block, const Lock& held) {
+void adopt(Session& session, Address base, Member& member, uint64_t block, const Lock& held) {
   session.overwrite(base, held);
   Directory& directory = session.directory(held);
   const Segment& segment = directory.at(base);
   const uint64_t sequence = member.post(wire::Adopt{base, segment.bytes, block}, held);
   if (AccessTrace& trace = session.trace(held); trace.active()) {
     trace.beginCall();
-    trace.note(Access::kUpload, base, member.member(), directory);
+    trace.note(Access::kUpload, base, member.number(), directory);
   }
   if (segment.bound == 0) {
     session.made(base, member, sequence, held);
   } else {
     session.wrote(base, member, sequence, held);
   }
-  const uint64_t before = directory.setHostBlock(base, member.member(), block);
+  const uint64_t before = directory.setHostBlock(base, member.number(), block);
   if (before != 0) session.hostReleases(held).add(before - 1);
 }
 
 void uploadStaged(Session& session, Address base, uint64_t offset, uint64_t block, uint64_t bytes) {
-  Stream* member;
+  Member* member;
   uint64_t wait_for = 0;
   {
     const Lock held = session.lock();
@@ -154,16 +154,16 @@ void uploadStaged(Session& session, Address base, uint64_t offset, uint64_t bloc
 }
 
 // Nothing that was sent can still change the member's memory: then a read needs no message at all.
-bool settled(Stream& home) {
+bool settled(Member& home) {
   if (!home.usable() || !home.idle() || home.hasFailed()) return false;
-  home.checkSometimes();
+  home.liveness().checkSometimes();
   return true;
 }
 
 // Copies from where the member says that the segment is. False if it is nowhere that we see, or was
 // moved meanwhile.
 bool readInPlace(Session& session, Address base, uint64_t offset, void* to, uint64_t bytes,
-                 Stream& home) {
+                 Member& home) {
   using transport::Places;
   const uint32_t slot = wire::slotOf(base);
   const uint64_t word = home.places().word(slot);
@@ -184,7 +184,7 @@ bool readInPlace(Session& session, Address base, uint64_t offset, void* to, uint
 }
 
 // Straight from a machine elsewhere into the program's memory.
-void downloadDirect(Session& session, Address from, Stream& home, void* to, uint64_t bytes) {
+void downloadDirect(Session& session, Address from, Member& home, void* to, uint64_t bytes) {
   try {
     {
       const Lock held = session.lock();
@@ -200,7 +200,7 @@ void downloadDirect(Session& session, Address from, Stream& home, void* to, uint
 }
 
 // From a device whose memory we do not see: through a block of host memory.
-void downloadStaged(Session& session, Address from, Stream& home, void* to, uint64_t bytes) {
+void downloadStaged(Session& session, Address from, Member& home, void* to, uint64_t bytes) {
   HostMemory& host = HostMemory::get();
   const uint64_t block = host.allocate(bytes);
   const uint64_t sequence = home.post(wire::CopyOut{from, bytes, block});
@@ -221,7 +221,7 @@ void downloadStaged(Session& session, Address from, Stream& home, void* to, uint
 void upload(Session& session, Address base, uint64_t offset, const void* from, uint64_t bytes,
             bool non_blocking) {
   if (bytes == 0) return;
-  Stream::noteLine();
+  CallLines::note();
   if (Observer* observer = Observer::current()) {
     observer->uploaded(base, offset, from, bytes, session.lock());
   }
@@ -235,7 +235,7 @@ void upload(Session& session, Address base, uint64_t offset, const void* from, u
   const bool pinned = HostMemory::exists() && HostMemory::get().contains(from);
   if (bytes <= wire::kInlineBytesMax && !(pinned && HostMemory::get().inUse(from, bytes))) {
     const Lock held = session.lock();
-    Stream& member = session.homeOrPlace(base, held);
+    Member& member = session.homeOrPlace(base, held);
     session.bringToWrite(base, member, held);
     const wire::Write message{base + offset, {static_cast<const char*>(from), bytes}};
     session.wrote(base, member, member.post(message, held), held);
@@ -258,7 +258,7 @@ void download(Session& session, Address base, uint64_t offset, void* to, uint64_
       to = static_cast<std::byte*>(to) + n;
     });
   }
-  Stream* home;
+  Member* home;
   bool quiet;
   {
     const Lock held = session.lock();
@@ -297,7 +297,7 @@ void download(Session& session, Address base, uint64_t offset, void* to, uint64_
 void copyAcross(Session& session, Address to_base, uint64_t to_offset, Address from_base,
                 uint64_t from_offset, uint64_t bytes) {
   if (bytes == 0) return;
-  Stream::noteLine();
+  CallLines::note();
   if (extentsOf(session, from_base) != nullptr) {
     return eachExtent(session, from_base, from_offset, bytes,
                       [&](Address extent, uint64_t at, uint64_t n) {
@@ -313,14 +313,14 @@ void copyAcross(Session& session, Address to_base, uint64_t to_offset, Address f
                       });
   }
   const Lock held = session.lock();
-  Stream& from = session.homeOrPlace(from_base, held);
+  Member& from = session.homeOrPlace(from_base, held);
   if (session.home(to_base, held) == nullptr) {  // beside its source, if there is room
     const SegmentUse uses[] = {{from_base, false}, {to_base, true}};
-    Stream& member = session.place(uses, session.deviceOf(to_base, held), 0, held);
+    Member& member = session.place(uses, session.deviceOf(to_base, held), 0, held);
     session.makeRoom(member, uses, 0, held);
     session.bring(to_base, member, held);
   }
-  Stream& to = session.homeOrPlace(to_base, held);
+  Member& to = session.homeOrPlace(to_base, held);
   session.bringToWrite(to_base, to, held);
   session.bring(from_base, from, held);
   uint64_t sequence;
@@ -338,10 +338,10 @@ bool addAcross(Session& session, Address to_base, uint64_t to_offset, Address fr
   if (extentsOf(session, from_base) != nullptr || extentsOf(session, to_base) != nullptr) {
     return false;
   }
-  Stream::noteLine();
+  CallLines::note();
   const Lock held = session.lock();
-  Stream* from = session.home(from_base, held);
-  Stream* to = session.home(to_base, held);
+  Member* from = session.home(from_base, held);
+  Member* to = session.home(to_base, held);
   if (from == nullptr || to == nullptr || from == to || !to->options().is_cpu ||
       !from->options().is_cpu) {
     return false;
@@ -349,12 +349,12 @@ bool addAcross(Session& session, Address to_base, uint64_t to_offset, Address fr
   session.bringToWrite(to_base, *to, held);
   session.bring(from_base, *from, held);
   const uint64_t reading = to->nextSequence(held);
-  const uint64_t exported = from->post(wire::Export{from_base, to->member(), reading}, held);
+  const uint64_t exported = from->post(wire::Export{from_base, to->number(), reading}, held);
   const uint64_t sequence =
       to->post(wire::FetchAdd{.fetch = {.to = to_base + to_offset,
                                         .from = from_base + from_offset,
                                         .bytes = bytes,
-                                        .peer = from->member(),
+                                        .peer = from->number(),
                                         .written = session.directory(held).at(from_base).written_at,
                                         .exported = exported},
                               .dtype = static_cast<uint8_t>(type)},
@@ -366,7 +366,7 @@ bool addAcross(Session& session, Address to_base, uint64_t to_offset, Address fr
 
 uint64_t load(Session& session, Address base, uint64_t offset, uint64_t bytes, size_t number,
               uint64_t reader, uint64_t from) {
-  Stream::noteLine();
+  CallLines::note();
   if (extentsOf(session, base) != nullptr) {
     uint64_t last = 0;
     eachExtent(session, base, offset, bytes, [&](Address extent, uint64_t at, uint64_t n) {
@@ -376,7 +376,7 @@ uint64_t load(Session& session, Address base, uint64_t offset, uint64_t bytes, s
     return last;
   }
   const Lock held = session.lock();
-  Stream& member = session.member(number);
+  Member& member = session.member(number);
   member.checkUsable();
   const SegmentUse use{base, true};
   session.makeRoom(member, use, 0, held);
@@ -396,11 +396,11 @@ std::vector<std::pair<uint32_t, std::string>> copiesOf(Session& session, Address
   }
   std::vector<std::pair<uint32_t, std::string>> found;
   for (size_t i = 0; i < session.size(); ++i) {
-    Stream& member = session.member(i);
+    Member& member = session.member(i);
     if (member.link() != nullptr || (segment.valid & member.bit()) == 0) continue;
     std::string bytes(segment.bytes, '\0');
     if (readInPlace(session, base, 0, bytes.data(), bytes.size(), member)) {
-      found.emplace_back(member.member(), std::move(bytes));
+      found.emplace_back(member.number(), std::move(bytes));
     }
   }
   return found;

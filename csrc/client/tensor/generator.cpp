@@ -78,14 +78,14 @@ class GeneratorImpl final : public c10::GeneratorImpl {
         "a generator's state must be a contiguous CPU tensor");
     Session& session = attachedSession();
     const Lock held = session.lock();
-    Stream& stream = home(session, held);
+    Member& stream = home(session, held);
     const auto* data = static_cast<const char*>(state.data());
     stream.post(wire::GeneratorSet{number(session), {{data, bytes}}}, held);
   }
 
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
     Session& session = const_cast<GeneratorImpl*>(this)->attachedSession();
-    Stream* stream;
+    Member* stream;
     {
       const Lock held = session.lock();
       stream = &home(session, held);
@@ -111,7 +111,7 @@ class GeneratorImpl final : public c10::GeneratorImpl {
   }
   void sendSeed(Session& session) {
     const Lock held = session.lock();
-    Stream& stream = home(session, held);
+    Member& stream = home(session, held);
     // torch.manual_seed seeds every device; one that was lost must not keep it from the others.
     if (stream.usable()) stream.post(wire::Seed{number(session), seed_}, held);
   }
@@ -124,7 +124,7 @@ class GeneratorImpl final : public c10::GeneratorImpl {
   }
 
   // Where the state is: a member's own generators stay, the lease's go to where they are needed.
-  Stream& home(Session& session, const Lock& held) const {
+  Member& home(Session& session, const Lock& held) const {
     if (device().index() > 0 || session.single()) return session.deviceMember(device().index());
     return session.generatorHome(number(session), held);
   }

@@ -40,7 +40,7 @@ void keepWhileBusy(const at::Tensor& host, Session& session) {
   const auto over = [](const Kept& one) {
     Session* session = Devices::get().byNumber(one.session);
     for (size_t i = 0; session != nullptr && i < one.until.size(); ++i) {
-      Stream& member = session->member(i);
+      Member& member = session->member(i);
       if (member.usable() && !member.completed(one.until[i])) return false;
     }
     return true;

@@ -33,8 +33,8 @@ Session* aliveSession(const Event& event) {
 }
 
 // The members of a device: all of the lease, or one.
-c10::SmallVector<Stream*, 2> membersOf(Session& session, c10::DeviceIndex index) {
-  c10::SmallVector<Stream*, 2> members;
+c10::SmallVector<Member*, 2> membersOf(Session& session, c10::DeviceIndex index) {
+  c10::SmallVector<Member*, 2> members;
   if (index > 0) {
     members.push_back(&session.deviceMember(index));
   } else {
@@ -74,7 +74,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     return getNewStream(device, 0);
   }
   c10::Stream getNewStream(c10::Device device, int) const override {
-    // torch.Stream() of a guest comes with the index that getDevice() gave. A program that names
+    // torch.Member() of a guest comes with the index that getDevice() gave. A program that names
     // the device gives none, or has come through setDevice().
     if (!Devices::get().wanted() && device.has_index()) {
       return c10::Stream(c10::Stream::DEFAULT, c10::kCPU);
@@ -117,8 +117,8 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     recorded->index = index;
     recorded->sequences.clear();
     recorded->told.clear();
-    for (Stream* member : membersOf(session, index)) {
-      recorded->told.push_back(member->lastTold());
+    for (Member* member : membersOf(session, index)) {
+      recorded->told.push_back(member->lastReported());
       recorded->sequences.push_back(member->post(wire::EventRecord{recorded->number}));
     }
   }
@@ -131,11 +131,11 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     const auto members = membersOf(*session, recorded->index);
     for (size_t i = 0; i < members.size(); ++i) {
       if (members[i]->completed(recorded->sequences[i])) continue;
-      members[i]->checkSometimes();  // who asks in a loop is told when there is nothing to wait for
+      members[i]->liveness().checkSometimes();  // a loop that asks must learn of a loss
       return false;
     }
     return std::all_of(members.begin(), members.end(),
-                       [&](Stream* member) { return member->devicePast(recorded->number); });
+                       [&](Member* member) { return member->devicePast(recorded->number); });
   }
   void synchronizeEvent(void* event) const override {
     if (event == nullptr) return;
@@ -148,7 +148,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
       if (!members[i]->options().is_cpu) members[i]->synchronize();
       members[i]->waitCompleted(recorded->sequences[i]);
       // Whoever waits for what failed learns of it, also if another thread asked first.
-      members[i]->raiseTold(recorded->told[i], recorded->sequences[i]);
+      members[i]->raiseReported(recorded->told[i], recorded->sequences[i]);
     }
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
@@ -156,7 +156,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     if (recorded == nullptr) return;
     try {
       if (Session* session = aliveSession(*recorded)) {
-        for (Stream* member : membersOf(*session, recorded->index)) {
+        for (Member* member : membersOf(*session, recorded->index)) {
           member->post(wire::EventDrop{recorded->number});
         }
       }

@@ -22,12 +22,12 @@ std::atomic<uint64_t> g_next_graph{1};
 
 class RecordedBackward final : public torch::autograd::Node {
  public:
-  RecordedBackward(uint64_t graph, c10::Device device, const Stream& ran,
+  RecordedBackward(uint64_t graph, c10::Device device, const Member& ran,
                    const std::vector<at::Tensor>& leaves, size_t outputs)
       : graph_(graph),
         device_(device),
         session_(ran.session()),
-        member_(ran.member()),
+        member_(ran.number()),
         outputs_(outputs) {
     for (const auto& leaf : leaves) {
       OutputMeta meta;
@@ -56,12 +56,12 @@ class RecordedBackward final : public torch::autograd::Node {
                                 "derivative; set torch.shoal.whole_rnn(False) to run it in steps");
     Session* session = Devices::get().byNumber(session_);
     TORCH_CHECK(session != nullptr, "the lease that ran the forward pass has ended");
-    Stream* stream = &session->member(member_);
+    Member* stream = &session->member(member_);
     for (auto& grad : grads) {
       if (grad.defined()) grad = grad.contiguous();
     }
     std::vector<wire::Address> made;
-    Stream::noteLine();
+    CallLines::note();
     {
       const Lock held = session->lock();
       std::vector<SegmentUse> uses;
@@ -141,7 +141,7 @@ void dispatchWithGraph(const OperatorInfo& info, torch::jit::Stack* stack) {
   const c10::Device device = leaves[0].device();
   auto edges = torch::autograd::collect_next_edges(leaves);
   const size_t below = stack->size() - info.argument_count;
-  const Stream& ran = dispatchWithWorkerGraph(info, stack, graph);
+  const Member& ran = dispatchWithWorkerGraph(info, stack, graph);
   const size_t outputs = stack->size() - below;
   auto node = c10::make_intrusive<RecordedBackward>(graph, device, ran, leaves, outputs);
   node->set_next_edges(std::move(edges));

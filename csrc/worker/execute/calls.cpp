@@ -11,6 +11,7 @@
 
 #include <cstring>
 
+#include "base/clock.h"
 #include "transport/ring.h"
 #include "wire/layout.h"
 #include "wire/limits.h"
@@ -264,14 +265,14 @@ at::Tensor Calls::tensorAt(wire::Address address, const Shape& shape, bool write
 void Calls::invoke(const PreparedCall& prepared, Run& run) {
   std::optional<LeaseRandom> random;
   if (run.lease_random) random.emplace(generators_);
-  const int64_t start = transport::nowNs();
+  const int64_t start = nowNs();
   if (run.record) {
     const AboveAutograd above;
     run_operator_(prepared.op, run.stack);
   } else {
     run_operator_(prepared.op, run.stack);
   }
-  const int64_t took_ns = transport::nowNs() - start;
+  const int64_t took_ns = nowNs() - start;
   ++count_;
   busy_ns_ += took_ns;
   if (speed_ < 1.0) throttle(took_ns);
@@ -290,10 +291,10 @@ void Calls::throttle(int64_t took_ns) {
   worked_seen_ns_ = worked_ns;
   owed_ns_ += static_cast<int64_t>(static_cast<double>(took_ns) * (1.0 / speed_ - 1.0));
   if (owed_ns_ < 1000000) return;  // many short sleeps cost more than they last
-  const int64_t start = transport::nowNs();
+  const int64_t start = nowNs();
   const timespec pause{owed_ns_ / 1000000000, owed_ns_ % 1000000000};
   nanosleep(&pause, nullptr);
-  owed_ns_ -= transport::nowNs() - start;
+  owed_ns_ -= nowNs() - start;
 }
 
 void Calls::bindOutputs(const PreparedCall& prepared, const torch::jit::Stack& results,
@@ -459,12 +460,12 @@ void Calls::backward(const wire::Backward& message, uint64_t sequence) {
     }
     if (poisoned != nullptr) return poison(addresses, poisoned);
     const AboveAutograd above;
-    const int64_t start = transport::nowNs();
+    const int64_t start = nowNs();
     const auto found_gradients =
         torch::autograd::grad(outputs, graph.leaves, seeds, /*retain_graph=*/true,
                               /*create_graph=*/false, /*allow_unused=*/true);
-    busy_ns_ += transport::nowNs() - start;
-    if (speed_ < 1.0) throttle(transport::nowNs() - start);
+    busy_ns_ += nowNs() - start;
+    if (speed_ < 1.0) throttle(nowNs() - start);
     const at::AutoDispatchBelowADInplaceOrView below;
     for (size_t i = 0; i < graph.leaves.size(); ++i) {
       const at::Tensor& leaf = graph.leaves[i];

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/byte_units.h"
+#include "base/clock.h"
 #include "transport/ring.h"
 #include "wire/limits.h"
 #include "worker/failure/failure.h"
@@ -381,7 +382,7 @@ void Executor::generatorSet(const wire::GeneratorSet& message) {
 }
 
 void Executor::recordEvent(uint64_t event) {
-  const transport::Passed now{transport::nowNs(), peers_ == nullptr ? 0 : peers_->waitedNs()};
+  const transport::Passed now{nowNs(), peers_ == nullptr ? 0 : peers_->waitedNs()};
   events_.record(event, now);
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/clock.h"
 #include "transport/ring.h"
 
 namespace shoal::worker {
@@ -51,12 +52,12 @@ size_t Copier::waiting() {
 }
 
 int64_t Copier::wait(CopyJob& job) {
-  const int64_t start = transport::nowNs();
+  const int64_t start = nowNs();
   std::unique_lock lock(mutex_);
   while (copyPage(job, lock)) {
   }
   finished_.wait(lock, [&job] { return isDone(job); });
-  return transport::nowNs() - start;
+  return nowNs() - start;
 }
 
 uint64_t Copier::cancel(CopyJob& job) {

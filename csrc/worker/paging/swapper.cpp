@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/byte_units.h"
+#include "base/clock.h"
 #include "transport/ring.h"
 #include "wire/cursor.h"
 
@@ -112,9 +113,9 @@ void Swapper::bringIn(Segment& segment, bool ahead) {
     copier_->submit(segment.incoming);
     ++incoming_;
   } else {
-    const int64_t start = transport::nowNs();
+    const int64_t start = nowNs();
     swap_.read(*segment.swap, 0, data, segment.bytes);
-    counters_.stall_ns += transport::nowNs() - start;
+    counters_.stall_ns += nowNs() - start;
   }
   count(*segment.swap, static_cast<int64_t>(segment.bytes), /*out=*/false);
   segment.storage = std::move(storage);
@@ -245,9 +246,9 @@ bool Swapper::copyOut(Segment& segment, bool ahead) {
         std::make_shared<CopyJob>(CopyJob{*segment.swap, data, segment.bytes, /*out=*/true});
     copier_->submit(segment.outgoing);
   } else {
-    const int64_t start = transport::nowNs();
+    const int64_t start = nowNs();
     swap_.write(*segment.swap, 0, data, segment.bytes);
-    counters_.stall_ns += transport::nowNs() - start;
+    counters_.stall_ns += nowNs() - start;
   }
   count(*segment.swap, static_cast<int64_t>(segment.bytes), /*out=*/true);
   segment.copied = true;

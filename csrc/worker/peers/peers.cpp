@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/clock.h"
 #include "transport/ring.h"
 #include "wire/cursor.h"
 #include "worker/failure/failure.h"
@@ -64,7 +65,7 @@ bool Peers::awaitOrEnd(uint32_t peer, uint64_t sequence) const {
   const Peer& other = at(peer);
   if (isPast(peer, sequence)) return true;
   if (other.ended) return false;
-  const int64_t start = transport::nowNs();
+  const int64_t start = nowNs();
   uint64_t beat = other.progress->heartbeat.load(std::memory_order_relaxed);
   if (other.silent_since == beat) raiseSilent(other);  // lost before, and silent since
   int64_t beat_at = start;
@@ -74,7 +75,7 @@ bool Peers::awaitOrEnd(uint32_t peer, uint64_t sequence) const {
     liveness_();
     if (hasEnded(other)) return isPast(peer, sequence);  // the message may be its last
     if (transport::isGivenUp(*other.progress)) raiseGone(other, "the program gave its worker up");
-    const int64_t now = transport::nowNs();
+    const int64_t now = nowNs();
     const uint64_t seen = other.progress->heartbeat.load(std::memory_order_relaxed);
     if (seen != beat) {
       beat = seen;
@@ -85,7 +86,7 @@ bool Peers::awaitOrEnd(uint32_t peer, uint64_t sequence) const {
       raiseSilent(other);
     }
   }
-  waited_ns_ += transport::nowNs() - start;
+  waited_ns_ += nowNs() - start;
   return true;
 }
 
@@ -135,10 +136,10 @@ uint64_t Peers::aheadBytes() const {
 bool Peers::read(uint32_t peer, const network::ReadRequest& request, const Copy& copy) const {
   const Peer& other = at(peer);
   if (other.elsewhere != nullptr) {
-    const int64_t start = transport::nowNs();
+    const int64_t start = nowNs();
     try {
       const bool there = other.elsewhere->read(request, copy);
-      waited_ns_ += transport::nowNs() - start;
+      waited_ns_ += nowNs() - start;
       return there;
     } catch (const network::ConnectionLost& error) {
       raiseGone(other, error.what());

@@ -13,6 +13,7 @@
 #include <memory>
 #include <thread>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "memory/shared_memory.h"
 #include "network/worker_link.h"
@@ -262,7 +263,7 @@ void Worker::welcomeArrivals(transport::Progress* progress) {
   }
   if (state_->options.host_fd >= 0) return;  // the client is on this machine
   try {
-    const int64_t deadline = transport::nowNs() + kArrivalsNs;
+    const int64_t deadline = nowNs() + kArrivalsNs;
     auto up = arrivals.await(network::Purpose::kUp, deadline);
     auto down = arrivals.await(network::Purpose::kDown, deadline);
     network::serveLink(

@@ -67,7 +67,7 @@ def open_workers(
             copies.append(one.connection.dup())
         one.progress = mmap.mmap(one.fds[2], mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ)
         members.append(
-            _core.StreamOptions(
+            _core.MemberOptions(
                 socket=one.connection.detach(),
                 fds=one.fds,
                 arena_bytes=one.welcome.arena_bytes,
