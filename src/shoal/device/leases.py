@@ -111,6 +111,12 @@ class Lease:
             if not self._closing:
                 _core.give_up(device + 1)
 
+    def mark_lost(self, device: int, reason: str) -> None:
+        """Treat a device (0 is the first) as lost from now on, before its own deadline says so."""
+        with self._counting:
+            if not self._closing:
+                _core.report_lost(self._session, device, reason)
+
     def close(self) -> None:
         """Give the devices back. Tensors on them are gone."""
         global _lease

@@ -187,6 +187,13 @@ def give_up(device: torch.device) -> None:
         lease.give_up(device.index - 1)
 
 
+def mark_lost(device: torch.device, reason: str) -> None:
+    """Treat a device as lost: freeing its tensors then sends no copies to other devices."""
+    lease = leases.current()
+    if lease is not None:
+        lease.mark_lost(device.index - 1, reason)
+
+
 class Watch:
     """Watches the workers and reports one that has ended, is stopped, or is silent.
 

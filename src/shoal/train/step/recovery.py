@@ -155,6 +155,10 @@ class Recovery:
             self.lost.append(error)
         if self._on_lost != "continue" or len(self._replicas) == 1:
             raise error
+        group = next(r.group for r in self._replicas if r.group.index == error.group)
+        for member in group.members:
+            # Its tensors are freed at any later time, and must not be copied to survivors then.
+            devices.mark_lost(member.device, "the training went on without it")
         self._drop(error.group)
 
     def drop(self, index: int) -> bool:
