@@ -313,11 +313,11 @@ int main(int argc, char** argv) {
     corpus.push_back(load(entry.path()));
   }
   for (const auto& stream : corpus) run(stream, host, arena);
-  const int64_t start = transport::nowNs();
+  const int64_t start = nowNs();
   uint64_t runs = corpus.size();
   size_t kept = 0;
   int64_t reported = start;
-  while (transport::nowNs() - start < limit_ns) {
+  while (nowNs() - start < limit_ns) {
     const Stream mutant =
         mutator.mutate(corpus[mutator.below(corpus.size())], corpus[mutator.below(corpus.size())]);
     save(directory / ".last", mutant);  // what to look at if this one ends the process
@@ -329,8 +329,8 @@ int main(int argc, char** argv) {
       save(directory / ("found-" + std::to_string(runs)), mutant);
       ++kept;
     }
-    if (transport::nowNs() - reported > 10000000000LL) {
-      reported = transport::nowNs();
+    if (nowNs() - reported > 10000000000LL) {
+      reported = nowNs();
       std::printf("%lld s: %llu streams, %zu edges, corpus %zu\n",
                   static_cast<long long>((reported - start) / 1000000000),
                   static_cast<unsigned long long>(runs), g_edges, corpus.size());
