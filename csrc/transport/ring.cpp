@@ -31,25 +31,27 @@ RingProducer::RingProducer(std::byte* region, size_t capacity, Liveness liveness
       liveness_(std::move(liveness)) {}
 
 uint64_t* RingProducer::reserve(size_t bytes) {
-  const size_t at = tail_ % capacity_;
+  const uint64_t tail = tail_.load(std::memory_order_relaxed);
+  const size_t at = tail % capacity_;
   const size_t to_end = capacity_ - at;
   if (bytes <= to_end) {
-    if (tail_ + bytes > seen_head_.load(std::memory_order_relaxed) + capacity_) {
-      waitForRoom(tail_ + bytes);
+    if (tail + bytes > seen_head_.load(std::memory_order_relaxed) + capacity_) {
+      waitForRoom(tail + bytes);
     }
     return reinterpret_cast<uint64_t*>(data_ + at);
   }
   // Messages never wrap: the rest of the ring becomes padding.
-  waitForRoom(tail_ + to_end + bytes);
+  waitForRoom(tail + to_end + bytes);
   auto* pad = reinterpret_cast<uint64_t*>(data_ + at);
   *pad = wire::headerWord(wire::Kind::kPad, static_cast<uint32_t>(to_end), 0);
-  tail_ += to_end;
+  tail_.store(tail + to_end, std::memory_order_relaxed);
   return reinterpret_cast<uint64_t*>(data_);
 }
 
 void RingProducer::commit(size_t bytes) {
-  tail_ += bytes;
-  control_->tail.store(tail_, std::memory_order_release);
+  const uint64_t tail = tail_.load(std::memory_order_relaxed) + bytes;
+  tail_.store(tail, std::memory_order_relaxed);
+  control_->tail.store(tail, std::memory_order_release);
   // The consumer announces its sleep and then looks at the tail; we publish the tail and then look
   // for a sleeper. The fence makes one of the two see the other.
   std::atomic_thread_fence(std::memory_order_seq_cst);
