@@ -29,7 +29,7 @@
 #include "wire/messages.h"
 #include "wire/templates.h"
 #include "worker/execute/executor.h"
-#include "worker/paging/arena.h"
+#include "worker/memory/arena.h"
 #include "worker/shared/reader_memory.h"
 
 namespace {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <string>
 
 namespace shoal::memory {
@@ -21,6 +22,7 @@ class SharedMemory {
 
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }
+  std::span<const std::byte> span() const { return {data_, bytes_}; }
   int fd() const { return fd_; }
   bool contains(const void* p) const {
     auto* q = static_cast<const std::byte*>(p);

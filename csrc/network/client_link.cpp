@@ -11,13 +11,16 @@
 #include <atomic>
 #include <functional>
 #include <future>
+#include <optional>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "base/clock.h"
+#include "network/data_connections.h"
 #include "network/in_order.h"
 #include "network/lane.h"
-#include "network/socket_reader.h"
+#include "network/tls/socket_reader.h"
 #include "transport/location_table.h"
 #include "transport/ring.h"
 #include "wire/limits.h"
@@ -49,20 +52,49 @@ class Descriptors {
   std::vector<int> fds_;
 };
 
-std::unique_ptr<Connection> greet(const Tls& tls, int fd, const std::string& server_name,
-                                  const Greeting& greeting, int64_t deadline_ns) {
-  auto connection = Connection::connect(tls, fd, server_name, deadline_ns);
-  connection->writeBy(&greeting, sizeof greeting, deadline_ns);
-  uint64_t answer = 0;
-  connection->readBy(&answer, sizeof answer, deadline_ns);
-  if (answer != kGreetingAnswer) throw ConnectionLost("the worker did not answer the greeting");
-  return connection;
-}
+// Where the bytes of sent CopyOut messages go, in their order.
+class ExpectedBytes {
+ public:
+  void add(std::byte* to, uint64_t bytes) { ranges_.push_back({to, bytes}); }
+  // Whether bytes still come into [from, + bytes).
+  bool overlap(const std::byte* from, uint64_t bytes) const {
+    return std::any_of(ranges_.begin(), ranges_.end(), [&](const Range& range) {
+      return !range.arrived && range.to < from + bytes && from < range.to + range.bytes;
+    });
+  }
+  // The worker announces the next bytes. Returns their number and where they go; null if nobody
+  // asked for so many.
+  std::pair<uint64_t, std::byte*> announced(uint64_t bytes) {
+    const uint64_t number = announced_++;
+    const uint64_t index = number - first_;
+    if (index >= ranges_.size() || ranges_[index].bytes != bytes) return {number, nullptr};
+    return {number, ranges_[index].to};
+  }
+  void arrived(uint64_t number) {
+    ranges_[number - first_].arrived = true;
+    for (; !ranges_.empty() && ranges_.front().arrived; ++first_) ranges_.pop_front();
+  }
+
+ private:
+  struct Range {
+    std::byte* to;
+    uint64_t bytes;
+    bool arrived = false;
+  };
+  std::deque<Range> ranges_;
+  uint64_t first_ = 0;      // number of the first range
+  uint64_t announced_ = 0;  // ranges whose bytes the worker has announced
+};
+
+// The rings and tables that the client sees in place of a worker's.
+struct Regions {
+  memory::SharedMemory requests, replies, progress, locations;
+};
 
 }  // namespace
 
 struct ClientLink::State {
-  memory::SharedMemory requests, replies, progress_region, places;
+  Regions regions;
   transport::Progress* progress = nullptr;
   std::unique_ptr<Connection> up, down;
   Lanes up_lanes, down_lanes;
@@ -74,32 +106,14 @@ struct ClientLink::State {
   Order leaving{kHeldBytesMax}, arriving{kHeldBytesMax};
   mutable std::mutex mutex;
   std::condition_variable changed;
-  int running = 0;      // threads
-  std::string failure;  // why it ended
-  ConnectionLost::Cause cause = ConnectionLost::Cause::kOther;
-  // Where the bytes of sent messages go, in their order.
-  struct Expected {
-    std::byte* to;
-    uint64_t bytes;
-    bool arrived = false;
-  };
-  std::deque<Expected> expected;
-  uint64_t expected_first = 0;  // number of the first of them
-  uint64_t announced = 0;       // of these, the worker announced the bytes of so many
+  int running = 0;                      // threads
+  std::optional<ConnectionLost> ended;  // and why
+  ExpectedBytes expected;
 
-  bool overlaps(const std::byte* from, uint64_t bytes) const {
-    return std::any_of(expected.begin(), expected.end(), [&](const Expected& e) {
-      return !e.arrived && e.to < from + bytes && from < e.to + e.bytes;
-    });
-  }
-
-  void fail(const std::string& reason, ConnectionLost::Cause why = ConnectionLost::Cause::kOther) {
+  void fail(const ConnectionLost& lost) {
     {
       const std::lock_guard held(mutex);
-      if (failure.empty()) {
-        failure = reason;
-        cause = why;
-      }
+      if (!ended) ended = lost;
       stopped = true;
     }
     up->shutdown();
@@ -124,9 +138,9 @@ struct ClientLink::State {
     try {
       loop();
     } catch (const ConnectionLost& lost) {
-      fail(lost.what(), lost.cause());
+      fail(lost);
     } catch (const std::exception& error) {
-      fail(error.what());
+      fail(ConnectionLost(error.what()));
     }
     const std::lock_guard held(mutex);
     --running;
@@ -138,13 +152,13 @@ struct ClientLink::State {
   // Waits for bytes that the worker still sends into [from, + bytes).
   void awaitArrival(const std::byte* from, uint64_t bytes) {
     std::unique_lock held(mutex);
-    changed.wait(held, [&] { return stopped || !overlaps(from, bytes); });
+    changed.wait(held, [&] { return stopped || !expected.overlap(from, bytes); });
     liveness()();
   }
 
   bool outstanding(const std::byte* from, uint64_t bytes) {
     const std::lock_guard held(mutex);
-    return overlaps(from, bytes);
+    return expected.overlap(from, bytes);
   }
 
   // The next bytes to send; only the sender uses it.
@@ -185,7 +199,7 @@ struct ClientLink::State {
   void expectBytes(wire::CopyOut copy) {
     {
       const std::lock_guard held(mutex);
-      expected.push_back({reinterpret_cast<std::byte*>(copy.host), copy.bytes});
+      expected.add(reinterpret_cast<std::byte*>(copy.host), copy.bytes);
     }
     copy.host = 0;
     wire::append(batch, copy);
@@ -204,10 +218,10 @@ struct ClientLink::State {
     wire::append(batch, copy);
     if (lane > 0) {
       const uint64_t ticket = leaving.expect();
-      Lane::Piece piece{data, bytes, [this, ticket] { leaving.arrived(ticket); }};
-      if (!up_lanes[lane - 1]->tryPush(piece)) {
+      Lane::Chunk chunk{data, bytes, [this, ticket] { leaving.arrived(ticket); }};
+      if (!up_lanes[lane - 1]->tryPush(chunk)) {
         push(/*flush=*/true);  // a worker takes chunks only after it has the message
-        up_lanes[lane - 1]->push(std::move(piece));
+        up_lanes[lane - 1]->push(std::move(chunk));
       }
     } else {
       push(/*flush=*/false);
@@ -281,22 +295,21 @@ struct ClientLink::State {
   // The worker says how many bytes; where they go, only we know.
   void receiveData(Reader& reader, DataFrame data) {
     const auto [bytes, lane] = data;
-    Expected next{};
-    const uint64_t number = announced++;
+    std::byte* to = nullptr;
+    uint64_t number = 0;
     {
       const std::lock_guard held(mutex);
-      if (number - expected_first >= expected.size() ||
-          expected[number - expected_first].bytes != bytes || lane > down_lanes.size()) {
-        throw ConnectionLost("the worker sent bytes that nobody asked for");
-      }
-      next = expected[number - expected_first];
+      std::tie(number, to) = expected.announced(bytes);
+    }
+    if (to == nullptr || lane > down_lanes.size()) {
+      throw ConnectionLost("the worker sent bytes that nobody asked for");
     }
     if (lane == 0) {
-      reader.read(next.to, bytes);
+      reader.read(to, bytes);
       return arrived(number);
     }
     const uint64_t ticket = arriving.expect();
-    down_lanes[lane - 1]->push({next.to, bytes, [this, number, ticket] {
+    down_lanes[lane - 1]->push({to, bytes, [this, number, ticket] {
                                   arrived(number);
                                   arriving.arrived(ticket);
                                 }});
@@ -305,11 +318,7 @@ struct ClientLink::State {
   void arrived(uint64_t number) {
     {
       const std::lock_guard held(mutex);
-      expected[number - expected_first].arrived = true;
-      while (!expected.empty() && expected.front().arrived) {
-        expected.pop_front();
-        ++expected_first;
-      }
+      expected.arrived(number);
     }
     changed.notify_all();
   }
@@ -323,18 +332,19 @@ ClientLink::ClientLink(ClientLinkOptions options) : state_(std::make_shared<Stat
                          " lanes in each direction");
   }
   State& s = *state_;
-  s.requests = SharedMemory::create("shoal-requests", transport::ringRegionBytes(wire::kRingBytes));
-  s.replies =
+  s.regions.requests =
+      SharedMemory::create("shoal-requests", transport::ringRegionBytes(wire::kRingBytes));
+  s.regions.replies =
       SharedMemory::create("shoal-replies", transport::ringRegionBytes(wire::kReplyRingBytes));
-  s.progress_region = SharedMemory::create("shoal-progress", transport::kProgressBytes);
-  s.places = SharedMemory::create("shoal-places", transport::kPlacesBytes);
-  s.progress = reinterpret_cast<transport::Progress*>(s.progress_region.data());
+  s.regions.progress = SharedMemory::create("shoal-progress", transport::kProgressBytes);
+  s.regions.locations = SharedMemory::create("shoal-locations", transport::kLocationTableBytes);
+  s.progress = reinterpret_cast<transport::Progress*>(s.regions.progress.data());
 
-  s.consumer = std::make_unique<transport::RingConsumer>(s.requests.data(), wire::kRingBytes,
-                                                         wire::kMessageBytesMax, s.liveness());
+  s.consumer = std::make_unique<transport::RingConsumer>(
+      s.regions.requests.data(), wire::kRingBytes, wire::kMessageBytesMax, s.liveness());
 
-  s.producer = std::make_unique<transport::RingProducer>(s.replies.data(), wire::kReplyRingBytes,
-                                                         s.liveness());
+  s.producer = std::make_unique<transport::RingProducer>(s.regions.replies.data(),
+                                                         wire::kReplyRingBytes, s.liveness());
 
   const int64_t deadline = nowNs() + kGreetingMs * 1000000;
   const Tls tls(options.identity);
@@ -383,7 +393,8 @@ size_t ClientLink::lanes() const {
 std::vector<int> ClientLink::fds() const {
   const State& s = *state_;
   std::vector<int> fds;
-  for (const auto* region : {&s.requests, &s.replies, &s.progress_region, &s.places}) {
+  for (const auto* region :
+       {&s.regions.requests, &s.regions.replies, &s.regions.progress, &s.regions.locations}) {
     fds.push_back(fcntl(region->fd(), F_DUPFD_CLOEXEC, 0));
   }
   return fds;
@@ -404,18 +415,18 @@ bool ClientLink::awaitSent(uint64_t sequence, int64_t timeout_ms) {
 std::string ClientLink::failure() const {
   if (!state_->stopped || state_->abandoned) return "";
   const std::lock_guard held(state_->mutex);
-  return state_->failure;
+  return state_->ended ? state_->ended->what() : "";
 }
 
 ConnectionLost::Cause ClientLink::failureCause() const {
   const std::lock_guard held(state_->mutex);
-  return state_->cause;
+  return state_->ended ? state_->ended->cause() : ConnectionLost::Cause::kOther;
 }
 
 void ClientLink::stop() noexcept {
   State& s = *state_;
   if (s.abandoned || s.up == nullptr || s.down == nullptr) return;  // or never begun
-  s.fail("the session was closed");
+  s.fail(ConnectionLost("the session was closed"));
   std::unique_lock held(s.mutex);
   s.changed.wait(held, [&] { return s.running == 0; });
 }

@@ -17,7 +17,7 @@
 
 #include "memory/shared_memory.h"
 #include "network/frames.h"
-#include "network/tls.h"
+#include "network/tls/tls.h"
 #include "transport/progress.h"
 
 namespace shoal::network {

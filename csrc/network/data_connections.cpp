@@ -50,6 +50,16 @@ bool same(const std::array<unsigned char, 32>& a, const std::array<unsigned char
 
 }  // namespace
 
+std::unique_ptr<Connection> greet(const Tls& tls, int fd, const std::string& server_name,
+                                  const Greeting& greeting, int64_t deadline_ns) {
+  auto connection = Connection::connect(tls, fd, server_name, deadline_ns);
+  connection->writeBy(&greeting, sizeof greeting, deadline_ns);
+  uint64_t answer = 0;
+  connection->readBy(&answer, sizeof answer, deadline_ns);
+  if (answer != kGreetingAnswer) throw ConnectionLost("the worker did not answer the greeting");
+  return connection;
+}
+
 struct Arrivals::State {
   explicit State(ArrivalsOptions given) : options(std::move(given)), tls(options.identity) {}
   ArrivalsOptions options;
@@ -73,7 +83,7 @@ struct Arrivals::State {
     if (bundle.connections.empty()) bundle.connections.resize(lanes + 1);
     if (bundle.connections.size() != lanes + 1 || bundle.connections[lane] != nullptr ||
         bundle.came == lanes + 1) {
-      throw ConnectionLost("the session has such a connection");
+      throw ConnectionLost("the session already has this connection");
     }
     ++bundle.came;
     return bundle.connections[lane];
@@ -84,14 +94,15 @@ struct Arrivals::State {
     auto connection = Connection::accept(tls, fd, deadline);
     Greeting greeting;
     connection->readBy(&greeting, sizeof greeting, deadline);
-    const PeerName peer = connection->peer();
+    const PeerName peer = connection->peer(tls);
     const bool for_client = greeting.purpose == Purpose::kUp || greeting.purpose == Purpose::kDown;
     const bool for_peer =
         greeting.purpose == Purpose::kRead || greeting.purpose == Purpose::kProgress;
-    const bool of_client_itself = peer.role == "client" && peer.name == options.client;
-    const bool of_worker = peer.role == "node" || peer.role == "head";
+    const bool of_worker = peer.role == "worker";  // of this lease: the client has named it
+    const bool of_machine = of_worker || peer.role == "node" || peer.role == "head";
+    const bool of_client_itself = !of_machine && peer.name == options.client;  // in any other role
     if (!same(greeting.secret, options.secret) || !(for_client ? of_client_itself : of_worker)) {
-      throw ConnectionLost("it is not the one that this session belongs to");
+      throw ConnectionLost("wrong certificate or secret");
     }
     if (!for_client && !for_peer) throw ConnectionLost("its purpose is unknown");
     const std::unique_lock held(mutex);
@@ -122,8 +133,13 @@ Arrivals::Arrivals(ArrivalsOptions options) : state_(std::make_shared<State>(std
 
 Arrivals::~Arrivals() = default;
 
-const Tls& Arrivals::tls() const {
-  return state_->tls;
+void Arrivals::trust(const std::string& certificate) {
+  state_->tls.trust(certificate);
+}
+
+Identity Arrivals::identityFor(std::string authority) const {
+  const Identity& own = state_->options.identity;
+  return {own.key, own.certificate, std::move(authority)};
 }
 
 const std::array<unsigned char, 32>& Arrivals::secret() const {
@@ -141,7 +157,8 @@ void Arrivals::start(TakePeer take_peer, TakeMemory take_memory) {
         try {
           take_memory(passed.number, fd);
         } catch (const std::exception& error) {
-          transport::logWarning(std::string("a reader's memory was refused: ") + error.what());
+          transport::logWarning(std::string("the memory of a data reader was refused: ") +
+                                error.what());
         }
         continue;
       }

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "network/frames.h"
-#include "network/tls.h"
+#include "network/tls/tls.h"
 
 namespace shoal::network {
 
@@ -31,6 +31,10 @@ struct Passed {
 };
 static_assert(sizeof(Passed) == 16);
 
+// The other end: connects over `fd`, which it owns, greets, and awaits the worker's answer.
+std::unique_ptr<Connection> greet(const Tls& tls, int fd, const std::string& server_name,
+                                  const Greeting& greeting, int64_t deadline_ns);
+
 class Arrivals {
  public:
   using TakePeer = std::function<void(std::unique_ptr<Connection>, const Greeting&)>;
@@ -39,7 +43,10 @@ class Arrivals {
   explicit Arrivals(ArrivalsOptions options);
   ~Arrivals();
 
-  const Tls& tls() const;
+  // Accepts another worker of the lease by its certificate. Before start().
+  void trust(const std::string& certificate);
+  // This worker's own identity, for connections to the owner of `authority`.
+  Identity identityFor(std::string authority) const;
   const std::array<unsigned char, 32>& secret() const;
   // Opens the channel. `take_peer` gets the connections of other workers, each in its own thread.
   void start(TakePeer take_peer, TakeMemory take_memory);

@@ -24,10 +24,10 @@ namespace shoal::network {
 
 // Bytes of one CopyIn or CopyOut: a larger transfer is several of them, so that the wire, the
 // worker's copy and the client's overlap. Lanes carry whole chunks; smaller ones are not worth it.
-inline constexpr uint64_t kPieceBytes = uint64_t{1} << 18;
+inline constexpr uint64_t kChunkBytes = uint64_t{1} << 18;
 inline constexpr uint32_t kLanesMax = 4;  // of each direction
 // Chunks that a worker holds in each direction. When they are full, the client waits.
-inline constexpr uint64_t kStagingBytes = 64 * kPieceBytes;
+inline constexpr uint64_t kStagingBytes = 64 * kChunkBytes;
 // Messages that wait for the bytes of chunks before them.
 inline constexpr size_t kHeldBytesMax = size_t{1} << 20;
 
@@ -86,8 +86,8 @@ using DownFrames = wire::MessageList<ProgressFrame, DataFrame, GoodbyeFrame, Mom
 
 // --- answers to a ReadRequest
 
-// The bytes follow. They replace those of the PieceFrame before.
-struct PieceFrame {
+// The bytes follow. They replace those of the ChunkFrame before.
+struct ChunkFrame {
   static constexpr Frame kKind = Frame::kData;
   uint64_t bytes = 0;
   void layout(auto& codec) { codec.word("bytes", bytes); }
@@ -106,7 +106,7 @@ struct EndFrame {
   void layout(auto& codec) { codec.word("there", there, 1); }
 };
 
-using ReadFrames = wire::MessageList<PieceFrame, WaitFrame, EndFrame>;
+using ReadFrames = wire::MessageList<ChunkFrame, WaitFrame, EndFrame>;
 
 // A data connection begins with this and the session's data id, both in plain.
 inline constexpr char kDataMagic[] = "SHOALDAT";

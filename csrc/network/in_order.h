@@ -9,7 +9,7 @@
 #include <mutex>
 #include <utility>
 
-#include "network/tls.h"
+#include "network/tls/tls.h"
 
 namespace shoal::network {
 

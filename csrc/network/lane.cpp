@@ -12,63 +12,63 @@ constexpr size_t kSendingMax = 4;  // chunks of a lane that sends, the present o
 }  // namespace
 
 bool Lane::full() const {
-  return direction_ == Direction::kSend && pieces_.size() >= kSendingMax;
+  return direction_ == Direction::kSend && chunks_.size() >= kSendingMax;
 }
 
-bool Lane::tryPush(Piece& piece) {
+bool Lane::tryPush(Chunk& chunk) {
   {
     const std::lock_guard held(mutex_);
     if (full()) return false;
-    pieces_.push_back(std::move(piece));
+    chunks_.push_back(std::move(chunk));
   }
   changed_.notify_all();
   return true;
 }
 
-void Lane::push(Piece piece) {
+void Lane::push(Chunk chunk) {
   {
     std::unique_lock held(mutex_);
     changed_.wait(held, [&] { return !full() || stopped_; });
     if (stopped_) throw ConnectionLost("the session was closed");
-    pieces_.push_back(std::move(piece));
+    chunks_.push_back(std::move(chunk));
   }
   changed_.notify_all();
 }
 
 size_t Lane::queued() const {
   const std::lock_guard held(mutex_);
-  return pieces_.size();
+  return chunks_.size();
 }
 
 void Lane::run() {
   while (true) {
-    Piece piece;
+    Chunk chunk;
     bool more;
     {
       std::unique_lock held(mutex_);
-      changed_.wait(held, [&] { return !pieces_.empty() || stopped_; });
+      changed_.wait(held, [&] { return !chunks_.empty() || stopped_; });
       if (stopped_) return;
-      piece = pieces_.front();
-      more = pieces_.size() > 1;
+      chunk = chunks_.front();
+      more = chunks_.size() > 1;
     }
-    carry(piece, more);
-    piece.done();
+    carry(chunk, more);
+    chunk.done();
     {
       const std::lock_guard held(mutex_);
-      pieces_.pop_front();
+      chunks_.pop_front();
     }
     changed_.notify_all();
   }
 }
 
-void Lane::carry(const Piece& piece, bool more) {
+void Lane::carry(const Chunk& chunk, bool more) {
   if (direction_ == Direction::kSend) {
-    connection_->write(piece.data, piece.bytes);
+    connection_->write(chunk.data, chunk.bytes);
     if (!more) connection_->flush();
     return;
   }
-  for (uint64_t at = 0; at < piece.bytes;) {
-    at += connection_->readSome(piece.data + at, piece.bytes - at);
+  for (uint64_t at = 0; at < chunk.bytes;) {
+    at += connection_->readSome(chunk.data + at, chunk.bytes - at);
   }
 }
 
@@ -82,7 +82,7 @@ void Lane::stop() noexcept {
 }
 
 uint32_t chooseLane(const Lanes& lanes, uint64_t bytes) {
-  if (bytes < kPieceBytes) return 0;
+  if (bytes < kChunkBytes) return 0;
   uint32_t best = 0;
   size_t least = SIZE_MAX;
   for (size_t i = 0; i < lanes.size(); ++i) {

@@ -12,13 +12,13 @@
 #include <mutex>
 #include <vector>
 
-#include "network/tls.h"
+#include "network/tls/tls.h"
 
 namespace shoal::network {
 
 class Lane {
  public:
-  struct Piece {
+  struct Chunk {
     std::byte* data;
     uint64_t bytes;
     std::function<void()> done;  // it has left, so its memory may change, or has arrived
@@ -32,9 +32,9 @@ class Lane {
 
   // Few chunks wait for a lane that sends. A lane that receives has as many as the stream
   // announced.
-  bool tryPush(Piece& piece);
+  bool tryPush(Chunk& chunk);
   // Waits for room. Throws ConnectionLost if the lane is stopped.
-  void push(Piece piece);
+  void push(Chunk chunk);
   size_t queued() const;
 
   // Carries chunks until stop(), in the lane's thread. Throws ConnectionLost.
@@ -44,13 +44,13 @@ class Lane {
 
  private:
   bool full() const;
-  void carry(const Piece& piece, bool more);
+  void carry(const Chunk& chunk, bool more);
 
   std::unique_ptr<Connection> connection_;
   const Direction direction_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Piece> pieces_;  // the first is being carried
+  std::deque<Chunk> chunks_;  // the first is being carried
   bool stopped_ = false;
 };
 

@@ -15,7 +15,8 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "network/socket_reader.h"
+#include "network/data_connections.h"
+#include "network/tls/socket_reader.h"
 #include "transport/ring.h"
 
 namespace shoal::network {
@@ -85,13 +86,7 @@ std::unique_ptr<Connection> openPeer(const Tls& tls, const PeerEndpoint& peer, P
     close(fd);
     throw ConnectionLost(peer.host + " closed the connection");
   }
-  auto connection = Connection::connect(tls, fd, peer.server_name, deadline);
-  const Greeting greeting{peer.secret, purpose, member};
-  connection->writeBy(&greeting, sizeof greeting, deadline);
-  uint64_t answer = 0;
-  connection->readBy(&answer, sizeof answer, deadline);
-  if (answer != kGreetingAnswer) throw ConnectionLost("the peer did not answer the greeting");
-  return connection;
+  return greet(tls, fd, peer.server_name, {peer.secret, purpose, member}, deadline);
 }
 
 PeerReader::~PeerReader() {
@@ -110,7 +105,7 @@ void PeerReader::connect() {
   if (connection_ != nullptr) return;
   auto made = openPeer(tls_, peer_, Purpose::kRead, member_);
   made->setSilence(kSilenceMs);
-  buffer_.resize(kPieceBytes);
+  buffer_.resize(kChunkBytes);
   const std::lock_guard held(mutex_);
   connection_ = std::move(made);
   reader_ = std::make_unique<Reader>(*connection_);
@@ -127,8 +122,8 @@ bool PeerReader::receive(const ReadRequest& request, const Take& take) {
   const wire::Overloaded handlers{
       [](const WaitFrame&) {},
       [&](const EndFrame& end) { there = end.there; },
-      [&](const PieceFrame& piece) {
-        if (piece.bytes != request.bytes) {
+      [&](const ChunkFrame& chunk) {
+        if (chunk.bytes != request.bytes) {
           throw ConnectionLost("it sent another number of bytes");
         }
         take(*reader_);
@@ -154,7 +149,7 @@ void PeerReader::setLost(std::string why) {
 
 // --- reading
 
-bool PeerReader::read(const ReadRequest& request, const Piece& piece) {
+bool PeerReader::read(const ReadRequest& request, const Chunk& chunk) {
   std::unique_lock held(mutex_);
   const bool asked = !asked_.empty() && asked_.front()->request == request;
   if (!asked) {
@@ -162,7 +157,7 @@ bool PeerReader::read(const ReadRequest& request, const Piece& piece) {
     changed_.wait(held, [&] { return coming_.empty(); });
     if (!lost_.empty()) throw ConnectionLost(lost_);
     held.unlock();
-    return readNow(request, piece);
+    return readNow(request, chunk);
   }
   const std::shared_ptr<Answer> answer = asked_.front();
   if (answer->done) ahead_bytes_ += request.bytes;
@@ -170,7 +165,7 @@ bool PeerReader::read(const ReadRequest& request, const Piece& piece) {
   dropFirst();
   if (!answer->done) throw ConnectionLost(lost_);
   held.unlock();
-  if (answer->there) piece(answer->block.data.get(), 0, request.bytes);
+  if (answer->there) chunk(answer->block.data.get(), 0, request.bytes);
   giveBack(std::move(answer->block));
   return answer->there;
 }
@@ -178,16 +173,16 @@ bool PeerReader::read(const ReadRequest& request, const Piece& piece) {
 // An interrupted read leaves its answer in the connection, where the next read would take it for
 // its own, so there is no next read. It also does not wait twice for a peer that was silent for
 // seconds.
-bool PeerReader::readNow(const ReadRequest& request, const Piece& piece) {
+bool PeerReader::readNow(const ReadRequest& request, const Chunk& chunk) {
   setLost("a read from it was broken off");
   try {
     connect();
     send(request);
     const bool there = receive(request, [&](Reader& reader) {
-      for (uint64_t at = 0; at < request.bytes; at += kPieceBytes) {
-        const uint64_t bytes = std::min(kPieceBytes, request.bytes - at);
+      for (uint64_t at = 0; at < request.bytes; at += kChunkBytes) {
+        const uint64_t bytes = std::min(kChunkBytes, request.bytes - at);
         reader.read(buffer_.data(), bytes);
-        piece(buffer_.data(), at, bytes);
+        chunk(buffer_.data(), at, bytes);
       }
     });
     setLost("");
@@ -305,27 +300,22 @@ namespace {
 // Answers the requests of one peer.
 class ReadServer {
  public:
-  ReadServer(Connection& connection, const OwnMemory& own) : connection_(connection), own_(own) {}
+  ReadServer(Connection& connection, const ShownMemory& own) : connection_(connection), own_(own) {}
 
   void answer(const ReadRequest& request) {
-    const uint32_t slot = wire::slotOf(request.base);
-    if (slot >= wire::kSlotsMax) throw ConnectionLost("it asked for an address that cannot be");
-    await(request.written);
-    // As in Peers::read: until the export, the slot's word is about the requested segment.
-    const uint64_t word = own_.places->word(slot);
-    if (!isPast(request.exported) && send(word, request)) {
-      std::atomic_thread_fence(std::memory_order_acquire);
-      if (own_.places->word(slot) == word) return frame(EndFrame{true});
+    const auto await = [this](uint64_t sequence) { this->await(sequence); };
+    try {
+      const bool there = readExported(own_, request, await, [&](const std::byte* from) {
+        write(ChunkFrame{request.bytes});
+        connection_.write(from, request.bytes);
+      });
+      frame(EndFrame{there});
+    } catch (const wire::ProtocolError& error) {
+      throw ConnectionLost(std::string("it asked for bytes that cannot be: ") + error.what());
     }
-    await(request.exported);
-    frame(EndFrame{send(own_.places->noted(request.exported), request)});
   }
 
  private:
-  bool isPast(uint64_t sequence) const {
-    return own_.progress->completed.load(std::memory_order_acquire) >= sequence;
-  }
-
   // Sends a sign of life from time to time while this worker is not far enough.
   void await(uint64_t sequence) {
     int64_t spin_us = kSpinUs;
@@ -333,21 +323,6 @@ class ReadServer {
       spin_us = 0;
       frame(WaitFrame{});
     }
-  }
-
-  bool send(uint64_t word, const ReadRequest& request) {
-    using transport::Places;
-    if (!Places::present(word)) return false;
-    const memory::SharedMemory* region = Places::inHost(word) ? own_.host : own_.arena;
-    if (region == nullptr) return false;
-    const uint64_t start = Places::offset(word);
-    if (start > region->bytes() || request.offset > region->bytes() - start ||
-        request.bytes > region->bytes() - start - request.offset) {
-      throw ConnectionLost("it asked for bytes behind the end of memory");
-    }
-    write(PieceFrame{request.bytes});
-    connection_.write(region->data() + start + request.offset, request.bytes);
-    return true;
   }
 
   void write(const auto& frame) {
@@ -361,13 +336,13 @@ class ReadServer {
   }
 
   Connection& connection_;
-  const OwnMemory& own_;
+  const ShownMemory& own_;
   std::vector<uint64_t> words_;  // of the frame that is sent
 };
 
 }  // namespace
 
-void serveReads(Connection& connection, const OwnMemory& own, transport::Progress& seen) {
+void serveReads(Connection& connection, const ShownMemory& own, transport::Progress& seen) {
   Reader reader(connection);
   ReadServer server(connection, own);
   while (true) {

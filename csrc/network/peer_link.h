@@ -17,11 +17,10 @@
 #include <thread>
 #include <vector>
 
-#include "memory/shared_memory.h"
+#include "network/exported_read.h"
 #include "network/frames.h"
-#include "network/socket_reader.h"
-#include "network/tls.h"
-#include "transport/location_table.h"
+#include "network/tls/socket_reader.h"
+#include "network/tls/tls.h"
 #include "transport/progress.h"
 
 namespace shoal::network {
@@ -56,9 +55,9 @@ class PeerReader {
   // Drops what messages up to `reading` asked for.
   void forget(uint64_t reading);
   // [at, + bytes) of the requested range. The same range may come twice: the last one counts.
-  using Piece = std::function<void(const std::byte* from, uint64_t at, uint64_t bytes)>;
+  using Chunk = std::function<void(const std::byte* from, uint64_t at, uint64_t bytes)>;
   // Returns false if the peer has no such segment. Once it throws ConnectionLost, it always does.
-  bool read(const ReadRequest& request, const Piece& piece);
+  bool read(const ReadRequest& request, const Chunk& chunk);
   // Bytes that had arrived before they were read.
   uint64_t aheadBytes() const { return ahead_bytes_; }
 
@@ -84,7 +83,7 @@ class PeerReader {
   void run();  // the thread
   std::vector<ReadRequest> toSend();
   void take(Answer& answer, const std::vector<ReadRequest>& unsent);
-  bool readNow(const ReadRequest& request, const Piece& piece);
+  bool readNow(const ReadRequest& request, const Chunk& chunk);
   void dropFirst();
   Block blockOf(uint64_t bytes);
   void giveBack(Block block);
@@ -110,17 +109,9 @@ class PeerReader {
   std::thread thread_;  // started by the first ask()
 };
 
-// What a worker shows its peers: how far it is, and where its segments are.
-struct OwnMemory {
-  transport::Progress* progress;
-  const transport::Places* places;
-  const memory::SharedMemory* arena;  // null: the device's memory cannot be read here
-  const memory::SharedMemory* host;
-};
-
 // Serve one connection of a peer, until it ends.
 // `seen` is the peer's progress as we know it.
-void serveReads(Connection& connection, const OwnMemory& own, transport::Progress& seen);
+void serveReads(Connection& connection, const ShownMemory& own, transport::Progress& seen);
 void followProgress(Connection& connection, transport::Progress& seen);
 
 // Reports this worker's progress to a peer until the peer is gone. Needs a thread of its own.

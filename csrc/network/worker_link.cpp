@@ -5,21 +5,19 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <condition_variable>
-#include <deque>
 #include <functional>
-#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "network/due_reports.h"
 #include "network/frames.h"
 #include "network/in_order.h"
 #include "network/lane.h"
-#include "network/socket_reader.h"
 #include "network/staging.h"
+#include "network/tls/socket_reader.h"
 #include "transport/ending.h"
 #include "transport/ring.h"
 #include "wire/limits.h"
@@ -44,7 +42,8 @@ class Link {
         up_(std::move(up[0])),
         down_(std::move(down[0])),
         requests_(options_.requests, wire::kRingBytes, [] {}),
-        replies_(options_.replies, wire::kReplyRingBytes, wire::kMessageBytesMax, [] {}) {
+        replies_(options_.replies, wire::kReplyRingBytes, wire::kMessageBytesMax, [] {}),
+        due_(*options_.progress) {
     for (size_t i = 1; i < up.size(); ++i) {
       up_lanes_.push_back(std::make_unique<Lane>(std::move(up[i]), Lane::Direction::kReceive));
     }
@@ -110,13 +109,6 @@ class Link {
     transport::endProcess(transport::Ending::kFailed, goodbye_);
   }
 
-  struct CopyOut {
-    uint64_t sequence, offset, bytes;
-  };
-  struct EventDue {
-    uint64_t sequence, event;
-  };
-
   uint64_t completed() const {
     return options_.progress->completed.load(std::memory_order_acquire);
   }
@@ -135,7 +127,7 @@ class Link {
       }
       ++sequence;
       if (wire::expectsReply(static_cast<wire::Kind>(kind), wire::headerFlags(message[0]))) {
-        expectReply(sequence);
+        due_.addReply(sequence);
       }
       using Seen = wire::MessageList<wire::Adopt, wire::CopyIn, wire::CopyOut, wire::EventRecord>;
       Seen::decode(
@@ -149,10 +141,11 @@ class Link {
                 replace(message, copy);
               },
               [&](wire::CopyOut copy) {
-                copy.host = takeOut(copy, sequence);
+                checkChunk(copy.bytes);
+                copy.host = due_.addCopy(copy.bytes, sequence);
                 replace(message, copy);
               },
-              [&](const wire::EventRecord& record) { expectEvent({sequence, record.event}); },
+              [&](const wire::EventRecord& record) { due_.addEvent(record.event, sequence); },
           });
       if (arriving_.quiet()) {
         publish(message, sequence);
@@ -178,67 +171,36 @@ class Link {
     wire::append(message, by);
   }
 
-  static void checkPiece(uint64_t bytes) {
-    if (bytes > 0 && bytes <= kPieceBytes) return;
-    throw wire::ProtocolError("a transfer between machines is no piece of at most " +
-                              std::to_string(kPieceBytes) + " bytes");
+  static void checkChunk(uint64_t bytes) {
+    if (bytes > 0 && bytes <= kChunkBytes) return;
+    throw wire::ProtocolError("a transfer between machines carries chunks of 1 to " +
+                              std::to_string(kChunkBytes) + " bytes");
   }
 
-  // Finds a place for the bytes of a copy; they come now, or by a lane.
+  // Finds memory for the bytes of a copy; they come now, or by a lane. Returns its offset.
   uint64_t takeIn(Reader& reader, const wire::CopyIn& copy, uint64_t sequence) {
     const uint64_t bytes = copy.bytes;
     const uint64_t lane = copy.host;
-    checkPiece(bytes);
+    checkChunk(bytes);
     if (lane > up_lanes_.size()) {
       throw wire::ProtocolError("there is no lane " + std::to_string(lane));
     }
-    std::optional<uint64_t> place;
-    while (!(place = in_.take(bytes, sequence))) {
+    std::optional<uint64_t> offset;
+    while (!(offset = in_.take(bytes, sequence))) {
       in_.release(completed());
-      if ((place = in_.take(bytes, sequence))) break;
+      if ((offset = in_.take(bytes, sequence))) break;
       const timespec pause{0, kPauseNs};
       nanosleep(&pause, nullptr);
     }
     last_in_.store(sequence, std::memory_order_relaxed);
+    std::byte* to = options_.staging + *offset;
     if (lane == 0) {
-      reader.read(options_.staging + *place, bytes);
-      return *place;
+      reader.read(to, bytes);
+    } else {
+      const uint64_t ticket = arriving_.expect();
+      up_lanes_[lane - 1]->push({to, bytes, [this, ticket] { arriving_.arrived(ticket); }});
     }
-    const uint64_t ticket = arriving_.expect();
-    up_lanes_[lane - 1]->push(
-        {options_.staging + *place, bytes, [this, ticket] { arriving_.arrived(ticket); }});
-    return *place;
-  }
-
-  uint64_t takeOut(const wire::CopyOut& copy, uint64_t sequence) {
-    const uint64_t bytes = copy.bytes;
-    checkPiece(bytes);
-    std::optional<uint64_t> place;
-    std::unique_lock held(mutex_);
-    released_.wait(held, [&] { return (place = out_.take(bytes, sequence)).has_value(); });
-    copies_.push_back({sequence, *place, bytes});
-    wakeIfLater(sequence);
-    return *place;
-  }
-
-  // The number of messages in the requests ring bounds their number.
-  void expectReply(uint64_t sequence) {
-    const std::lock_guard held(mutex_);
-    replies_due_.push_back(sequence);
-    wakeIfLater(sequence);
-  }
-
-  // Of more than there are moments the oldest are forgotten, as they are in the progress page.
-  void expectEvent(EventDue record) {
-    const std::lock_guard held(mutex_);
-    events_.push_back(record);
-    if (events_.size() > transport::kMoments) events_.pop_front();
-    wakeIfLater(record.sequence);
-  }
-
-  // Wakes the sender if it sleeps for a later message, or for none. The caller holds the lock.
-  void wakeIfLater(uint64_t sequence) {
-    if (asleep_for_ > sequence) transport::ringForAll(*options_.progress);
+    return *offset;
   }
 
   // --- down
@@ -253,7 +215,7 @@ class Link {
       urgent |= sendMoments(done, batch);
       while (replies_.poll(reply)) {
         const uint64_t replied_to = wire::read<wire::Reply>(reply).sequence;
-        replied(replied_to);
+        due_.replied(replied_to);
         // A client that has the reply must find its request done, and all bytes before it there.
         sendCopies(replied_to, batch);
         sendMoments(replied_to, batch);
@@ -263,13 +225,14 @@ class Link {
         if (batch.size() > kBatchWords) write(batch);
       }
       const bool failed = options_.progress->failed.load(std::memory_order_relaxed) != 0;
-      const bool beat = options_.progress->heartbeat.load(std::memory_order_relaxed) != told_beat_;
-      const bool news = done > told_ || failed != told_failed_;
-      const bool copied = told_ < last_in_.load(std::memory_order_relaxed);
+      const bool beat =
+          options_.progress->heartbeat.load(std::memory_order_relaxed) != told_.heartbeat;
+      const bool news = done > told_.completed || failed != (told_.failed != 0);
+      const bool copied = told_.completed < last_in_.load(std::memory_order_relaxed);
       const int64_t now = nowNs();
       const int64_t quiet_ms = copied ? kProgressOfCopiesMs : kProgressMs;
       if (urgent || beat || (news && now - told_at >= quiet_ms * 1000000)) {
-        sayProgress(std::max(done, told_), failed, batch);
+        sayProgress(std::max(done, told_.completed), failed, batch);
         write(batch);
         down_->flush();
         told_at = now;
@@ -281,16 +244,10 @@ class Link {
     }
   }
 
-  void replied(uint64_t sequence) {
-    const std::lock_guard held(mutex_);
-    while (!replies_due_.empty() && replies_due_.front() <= sequence) replies_due_.pop_front();
-  }
-
   void sayProgress(uint64_t done, bool failed, std::vector<uint64_t>& batch) {
-    told_ = done;
-    told_failed_ = failed;
-    told_beat_ = options_.progress->heartbeat.load(std::memory_order_relaxed);
-    wire::append(batch, ProgressFrame{done, failed ? 1u : 0u, told_beat_});
+    const uint64_t beat = options_.progress->heartbeat.load(std::memory_order_relaxed);
+    told_ = {done, failed ? 1u : 0u, beat};
+    wire::append(batch, told_);
   }
 
   // Waits until there is something to send. `news_ms`: how long present news may wait; 0: no news.
@@ -299,7 +256,7 @@ class Link {
     if (std::exchange(spins_, false) && replies_.spin(kReplySpinUs)) return;
     const uint32_t bell = options_.progress->bell.load(std::memory_order_seq_cst);
     idle_ = news_ms == 0 && completed() >= received_;
-    const auto [next, is_reply] = nextToTell();
+    const auto [next, is_reply] = due_.sleepForNext();
     if (is_reply && completed() >= next) {
       replies_.sleep(1);  // the executor is just about to put it there
     } else if (!ended_) {
@@ -308,69 +265,42 @@ class Link {
                                 idle_ ? transport::kHeartbeatMs / 2 : most_ms);
     }
     idle_ = false;
-    const std::lock_guard held(mutex_);
-    asleep_for_ = 0;
-  }
-
-  // The next message whose end the sender reports at once, and whether it does so by a reply. The
-  // sender is about to sleep for it.
-  std::pair<uint64_t, bool> nextToTell() {
-    const std::lock_guard held(mutex_);
-    uint64_t next = UINT64_MAX;
-    if (!copies_.empty()) next = copies_.front().sequence;
-    if (!events_.empty()) next = std::min(next, events_.front().sequence);
-    const bool is_reply = !replies_due_.empty() && replies_due_.front() < next;
-    asleep_for_ = is_reply ? replies_due_.front() : next;
-    return {asleep_for_, is_reply};
+    due_.wokeUp();
   }
 
   // Sends the bytes of all transfers up to message `sequence`. They are done.
   bool sendCopies(uint64_t sequence, std::vector<uint64_t>& batch) {
     bool any = false;
-    while (true) {
-      CopyOut copy{};
-      {
-        const std::lock_guard held(mutex_);
-        if (copies_.empty() || copies_.front().sequence > sequence) return any;
-        copy = copies_.front();
-        copies_.pop_front();
-      }
+    while (const auto copy = due_.takeCopy(sequence)) {
       any = true;
-      std::byte* data = options_.staging + copy.offset;
-      const uint32_t lane = chooseLane(down_lanes_, copy.bytes);
-      wire::append(batch, DataFrame{copy.bytes, lane});
+      std::byte* data = options_.staging + copy->offset;
+      const uint32_t lane = chooseLane(down_lanes_, copy->bytes);
+      wire::append(batch, DataFrame{copy->bytes, lane});
       if (lane > 0) {
         const uint64_t ticket = leaving_.expect();
-        Lane::Piece piece{data, copy.bytes, [this, ticket] { leaving_.arrived(ticket); }};
-        if (!down_lanes_[lane - 1]->tryPush(piece)) {
+        Lane::Chunk chunk{data, copy->bytes, [this, ticket] { leaving_.arrived(ticket); }};
+        if (!down_lanes_[lane - 1]->tryPush(chunk)) {
           write(batch);  // a client takes chunks only after it knows of them
           down_->flush();
-          down_lanes_[lane - 1]->push(std::move(piece));
+          down_lanes_[lane - 1]->push(std::move(chunk));
         }
       } else {
         write(batch);
-        down_->write(data, copy.bytes);
+        down_->write(data, copy->bytes);
       }
-      leaving_.thenLatest([this, sequence = copy.sequence] {
-        {
-          const std::lock_guard held(mutex_);
-          out_.release(sequence);
-        }
-        released_.notify_one();
-      });
+      leaving_.thenLatest([this, done = copy->sequence] { due_.release(done); });
     }
+    return any;
   }
 
   // Sends the times of the events up to message `sequence`, which is done. They go before the
   // progress that says so: then the client knows the time between two events when it asks.
   bool sendMoments(uint64_t sequence, std::vector<uint64_t>& batch) {
-    const std::lock_guard held(mutex_);
     bool any = false;
-    for (; !events_.empty() && events_.front().sequence <= sequence; events_.pop_front()) {
+    while (const auto event = due_.takeEvent(sequence)) {
       any = true;
-      const uint64_t event = events_.front().event;
-      if (const auto passed = transport::passed(*options_.progress, event)) {
-        wire::append(batch, MomentFrame{event, passed->ns, passed->waited_ns});
+      if (const auto passed = transport::passed(*options_.progress, *event)) {
+        wire::append(batch, MomentFrame{*event, passed->ns, passed->waited_ns});
       }
     }
     return any;
@@ -399,16 +329,9 @@ class Link {
   std::atomic<bool> idle_{false}, ended_{false};    // idle: the sender sleeps for long
   bool spins_ = false;                              // only the sender uses it
   std::string goodbye_;
-  uint64_t told_ = 0, told_beat_ = 0;  // what the client knows; only the sender uses it
-  bool told_failed_ = false;
+  ProgressFrame told_;            // what the client knows; only the sender uses it
   Staging in_{0, kStagingBytes};  // only the receiver uses it
-  std::mutex mutex_;
-  std::condition_variable released_;  // of out_
-  Staging out_{kStagingBytes, kStagingBytes};
-  std::deque<CopyOut> copies_;
-  std::deque<EventDue> events_;       // that were not passed yet, or not reported
-  std::deque<uint64_t> replies_due_;  // messages
-  uint64_t asleep_for_ = 0;           // of the sender; 0: it is awake
+  DueReports due_;
 };
 
 }  // namespace

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "memory/shared_memory.h"
-#include "network/tls.h"
+#include "network/tls/tls.h"
 #include "transport/progress.h"
 
 namespace shoal::network {

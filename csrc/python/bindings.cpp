@@ -35,7 +35,9 @@ struct NamedError : torch::PyTorchError {
 PyObject* g_explain_loss = nullptr;
 
 // Torch makes an exception from a type and one string, so the device's name follows the text behind
-// a separator. shoal.DeviceLostError takes them apart.
+// a separator. shoal.DeviceLostError takes them apart. An exception object with attributes would
+// need the GIL here, where a lock may be held:
+// docs/decisions/0042-device-name-in-the-error-text.md.
 std::string withDevice(const std::string& text, const std::string& device) {
   return text + '\x1f' + device;
 }
@@ -154,7 +156,6 @@ PYBIND11_MODULE(_core, m) {
   m.doc() = "Shoal's core: the client of the torch device and the worker behind it.";
   m.attr("LANES_MAX") = shoal::network::kLanesMax;
   m.attr("PROTOCOL_VERSION") = shoal::wire::kProtocolVersion;
-  m.attr("SESSIONS_MAX") = shoal::wire::kSessionsMax;
   shoal::bindRegistration(m);
   shoal::bindSession(m);
   shoal::bindDevices(m);
@@ -162,8 +163,9 @@ PYBIND11_MODULE(_core, m) {
   shoal::bindCounters(m);
   shoal::bindTransfers(m);
   shoal::bindSharing(m);
-  shoal::bindRecording(m);
+  shoal::bindReplay(m);
   shoal::bindPolicyReplay(m);
   shoal::bindWorker(m);
+  shoal::bindSessionBlock(m);
   shoal::bindLayouts(m);
 }

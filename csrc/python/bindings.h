@@ -21,9 +21,10 @@ void bindMemory(py::module_& m);
 void bindCounters(py::module_& m);
 void bindTransfers(py::module_& m);
 void bindSharing(py::module_& m);
-void bindRecording(py::module_& m);
+void bindReplay(py::module_& m);
 void bindPolicyReplay(py::module_& m);
 void bindWorker(py::module_& m);
+void bindSessionBlock(py::module_& m);
 
 template <size_t count>
 std::array<unsigned char, count> exactly(const py::bytes& given) {

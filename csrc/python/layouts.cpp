@@ -3,13 +3,11 @@
 #include <pybind11/stl.h>
 
 #include <atomic>
-#include <cstddef>
 
 #include "client/space/session.h"
 #include "network/data_connections.h"
 #include "network/frames.h"
 #include "transport/progress.h"
-#include "worker/shared/shared_block.h"
 
 namespace py = pybind11;
 
@@ -57,7 +55,7 @@ void bindLayouts(py::module_& m) {
   frames["data"] = describe(network::DataFrame{});
   frames["goodbye"] = describe(network::GoodbyeFrame{});
   frames["moment"] = describe(network::MomentFrame{});
-  frames["piece"] = describe(network::PieceFrame{});
+  frames["chunk"] = describe(network::ChunkFrame{});
   frames["wait"] = describe(network::WaitFrame{});
   frames["end"] = describe(network::EndFrame{});
   m.attr("FRAMES") = frames;
@@ -70,10 +68,6 @@ void bindLayouts(py::module_& m) {
   m.attr("SEEN_SILENT") = static_cast<int>(client::Seen::kSilent);
   m.attr("SEEN_HUNG") = static_cast<int>(client::Seen::kHung);
   m.attr("SEEN_BROKEN") = static_cast<int>(client::Seen::kBroken);
-  m.attr("DATA_MAGIC") = py::bytes(network::kDataMagic, sizeof network::kDataMagic - 1);
-  m.attr("SHARE_CONTROL_BYTES") = worker::kShareControlBytes;
-  m.attr("SHARE_REVOKED_WORD") = offsetof(worker::ShareControl, revoked) / 8;
-  m.attr("SHARE_HOLDER_WORD") = offsetof(worker::ShareControl, holder) / 8;
   m.def("heartbeat", [](const py::buffer& progress) {
     const py::buffer_info page = progress.request();
     if (static_cast<size_t>(page.size * page.itemsize) < sizeof(transport::Progress)) {

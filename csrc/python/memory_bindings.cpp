@@ -24,19 +24,29 @@ void bindMemory(py::module_& m) {
   });
   m.def("reset_peak", [] {
     client::Session& session = Devices::get().session();
-    session.directory(session.lock()).resetPeak();
+    session.directory(session.lock()).memory().resetPeak();
   });
   m.def("trim", [] { Devices::get().session().trim(); });
-  m.def("segments", [] {
-    py::list entries;
-    for (const auto& [address, segment, resident, frame] :
-         client::mapOf(Devices::get().session())) {
-      entries.append(py::make_tuple(address, segment.bytes, segment.bound, segment.valid, resident,
-                                    segment.home, segment.pinned, segment.extent_of,
-                                    segment.written_at, frame, segment.shared));
-    }
-    return entries;
-  });
+  const auto of_segment = [](auto client::Segment::* field) {
+    return [field](const client::MapEntry& entry) { return entry.segment.*field; };
+  };
+  py::class_<client::MapEntry>(m, "MapEntry", "One live segment.")
+      .def_readonly("address", &client::MapEntry::address)
+      .def_readonly("resident", &client::MapEntry::resident)
+      .def_readonly("frame", &client::MapEntry::frame)
+      .def_property_readonly("bytes", of_segment(&client::Segment::bytes))
+      .def_property_readonly("bound", of_segment(&client::Segment::bound))
+      .def_property_readonly("valid", of_segment(&client::Segment::valid))
+      .def_property_readonly("home", of_segment(&client::Segment::home))
+      .def_property_readonly("pinned", of_segment(&client::Segment::pinned))
+      .def_property_readonly("extent_of", of_segment(&client::Segment::extent_of))
+      .def_property_readonly("written_at", of_segment(&client::Segment::written_at))
+      .def_property_readonly("shared", of_segment(&client::Segment::shared));
+  m.def("segments", [] { return client::mapOf(Devices::get().session()); });
+  py::class_<client::DirectoryReport>(m, "DirectoryReport")
+      .def_readonly("violation", &client::DirectoryReport::violation)
+      .def_readonly("steps", &client::DirectoryReport::steps);
+  m.def("directory_report", [] { return client::reportOf(Devices::get().session()); });
   m.def("copies", [](uint64_t address) {
     py::list copies;
     for (const auto& [member, bytes] : client::copiesOf(Devices::get().session(), address)) {

@@ -123,12 +123,14 @@ uint64_t interruptsSeen() {
 }
 
 void checkSignals(uint64_t& seen) {
-  if (isMainThread()) return checkMainThread();
   if (PyGILState_Check() != 0) {
-    // A main thread that wants the GIL to check signals may hold a lock that this one waits for.
+    // Not every function of torch lets go of the GIL: saving a tensor does not. Other threads must
+    // go on, for one of them keeps the lease, and the main thread may want the GIL to check
+    // signals.
     const py::gil_scoped_release let_others;
     sched_yield();
   }
+  if (isMainThread()) return checkMainThread();
   watchInterrupts();  // the program may have set a handler of its own since
   const uint64_t now = interruptsSeen();
   if (now == seen) return;

@@ -44,7 +44,7 @@ void bindMemberOptions(py::module_& m) {
              options.requests_fd = fds.at(0);
              options.replies_fd = fds.at(1);
              options.progress_fd = fds.at(2);
-             options.places_fd = fds.at(3);
+             options.locations_fd = fds.at(3);
              if (arena_bytes > 0) options.arena_fd = fds.at(4);
              options.arena_bytes = arena_bytes;
              options.memory_bytes = memory_bytes;

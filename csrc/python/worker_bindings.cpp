@@ -1,8 +1,11 @@
 // A worker process: its options, its peers and its exit codes.
 #include "base/log.h"
 #include "network/data_connections.h"
+#include "network/tls/session_identity.h"
 #include "python/bindings.h"
 #include "transport/ending.h"
+#include "worker/accelerator/cuda_driver.h"
+#include "worker/accelerator/start.h"
 #include "worker/process/worker.h"
 
 namespace shoal {
@@ -16,9 +19,13 @@ void bindWorkerInit(WorkerClass& bound) {
                         std::string name, uint64_t memory_bytes, int host_fd, uint64_t host_bytes,
                         uint64_t spill_host_bytes, uint64_t spill_disk_bytes,
                         std::string spill_directory, bool least_recent, double speed, int threads,
-                        std::optional<network::ArrivalsOptions> arrivals, int last_words_fd) {
+                        std::optional<network::ArrivalsOptions> arrivals, int last_words_fd,
+                        int block_fd, int orders_fd, int reports_fd) {
               worker::WorkerOptions options;
               options.last_words_fd = last_words_fd;
+              options.block_fd = block_fd;
+              options.orders_fd = orders_fd;
+              options.reports_fd = reports_fd;
               options.socket = socket;
               options.client_pidfd = client_pidfd;
               options.session = session;
@@ -40,7 +47,8 @@ void bindWorkerInit(WorkerClass& bound) {
             py::arg("device"), py::arg("name"), py::arg("memory_bytes"), py::arg("host_fd"),
             py::arg("host_bytes"), py::arg("spill_host_bytes"), py::arg("spill_disk_bytes"),
             py::arg("spill_directory"), py::arg("least_recent"), py::arg("speed"),
-            py::arg("threads"), py::arg("arrivals") = std::nullopt, py::arg("last_words_fd") = -1);
+            py::arg("threads"), py::arg("arrivals") = std::nullopt, py::arg("last_words_fd") = -1,
+            py::arg("block_fd") = -1, py::arg("orders_fd") = -1, py::arg("reports_fd") = -1);
 }
 
 void bindWorkerMethods(WorkerClass& bound) {
@@ -48,7 +56,7 @@ void bindWorkerMethods(WorkerClass& bound) {
       .def("fds",
            [](const worker::Worker& w) {
              const auto r = w.regions();
-             std::vector<int> fds{r.requests_fd, r.replies_fd, r.progress_fd, r.places_fd};
+             std::vector<int> fds{r.requests_fd, r.replies_fd, r.progress_fd, r.locations_fd};
              if (r.arena_fd >= 0) fds.push_back(r.arena_fd);
              return fds;
            })
@@ -58,7 +66,7 @@ void bindWorkerMethods(WorkerClass& bound) {
           [](worker::Worker& w, std::vector<int> fds, uint64_t arena_bytes, std::string name) {
             worker::PeerOptions options;
             options.progress_fd = fds.at(0);
-            options.places_fd = fds.at(1);
+            options.locations_fd = fds.at(1);
             if (arena_bytes > 0) options.arena_fd = fds.at(2);
             options.arena_bytes = arena_bytes;
             options.name = std::move(name);
@@ -68,13 +76,13 @@ void bindWorkerMethods(WorkerClass& bound) {
       .def("add_self", &worker::Worker::addSelf, py::kw_only(), py::arg("name"))
       .def(
           "add_remote_peer",
-          [](worker::Worker& w, std::string host, uint16_t port, std::string server_name,
+          [](worker::Worker& w, std::string host, uint16_t port, const std::string& certificate,
              const py::bytes& data_id, const py::bytes& secret, uint32_t member, std::string name) {
-            w.addPeerElsewhere({std::move(host), port, std::move(server_name), exactly<16>(data_id),
-                                exactly<32>(secret)},
-                               member, std::move(name));
+            w.addPeerElsewhere(
+                {std::move(host), port, "", exactly<16>(data_id), exactly<32>(secret)}, certificate,
+                member, std::move(name));
           },
-          py::kw_only(), py::arg("host"), py::arg("port"), py::arg("server_name"),
+          py::kw_only(), py::arg("host"), py::arg("port"), py::arg("certificate"),
           py::arg("data_id"), py::arg("secret"), py::arg("member"), py::arg("name"))
       .def("serve", &worker::Worker::serve, py::call_guard<py::gil_scoped_release>());
 }
@@ -95,6 +103,24 @@ void bindWorker(py::module_& m) {
            }),
            py::kw_only(), py::arg("channel"), py::arg("key"), py::arg("certificate"),
            py::arg("authority"), py::arg("secret"), py::arg("client"));
+  const auto pair = [](worker::DeviceBytes bytes) {
+    return std::make_pair(bytes.free, bytes.total);
+  };
+  m.def("start_device", [pair](const std::string& device) {
+    worker::startDevice(c10::Device(device));
+    return pair(worker::bytesOf(c10::Device(device)));
+  });
+  m.def("device_bytes",
+        [pair](const std::string& device) { return pair(worker::bytesOf(c10::Device(device))); });
+  m.def("cuda_facts", [](int ordinal) {
+    const worker::CudaFacts facts = worker::cudaFacts(ordinal);
+    return std::make_tuple(facts.name, facts.major, facts.minor);
+  });
+  m.attr("SESSION_SERVER_NAME") = network::kSessionServerName;
+  m.def("make_session_identity", [] {
+    const network::Identity made = network::makeSessionIdentity();
+    return std::make_pair(made.key, made.certificate);
+  });
   m.def(
       "set_up_log",
       [](std::string component, bool json, bool errors_only) {

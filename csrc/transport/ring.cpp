@@ -128,9 +128,9 @@ void RingConsumer::copyOut(uint64_t position, uint64_t header,
 
 bool RingConsumer::poll(std::vector<uint64_t>& message) {
   while (true) {
-    const uint64_t available = control_->tail.load(std::memory_order_acquire) - head_;
-    if (available == 0) return false;
-    const uint64_t header = headerAt(head_, available);
+    if (seen_tail_ == head_) seen_tail_ = control_->tail.load(std::memory_order_acquire);
+    if (seen_tail_ == head_) return false;
+    const uint64_t header = headerAt(head_, seen_tail_ - head_);
     if (header == 0) throw std::length_error("the ring's tail or a message in it is out of range");
     if (!isPad(header)) copyOut(head_, header, message);
     head_ += wire::headerBytes(header);

@@ -94,6 +94,9 @@ class RingConsumer {
   size_t capacity_;
   size_t message_bytes_max_;
   uint64_t head_ = 0;
+  // The shared tail as poll() saw it last. It looks again only when it has taken all up to here:
+  // the producer writes that line with every message, and would lose it with every look.
+  uint64_t seen_tail_ = 0;
   Liveness liveness_;
 };
 

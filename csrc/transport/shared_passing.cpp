@@ -15,17 +15,22 @@ union Control {
   cmsghdr align;
 };
 
+msghdr messageOf(iovec& data, Control& control) {
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control.bytes;
+  message.msg_controllen = sizeof control.bytes;
+  return message;
+}
+
 }  // namespace
 
 CameShared receiveShared(int socket, SharedPassing& passing) {
   CameShared came;
   Control control;
   iovec data{&passing, sizeof passing};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control.bytes;
-  message.msg_controllen = sizeof control.bytes;
+  msghdr message = messageOf(data, control);
   const ssize_t bytes = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   if (bytes < 0) {
     came.again = errno == EAGAIN || errno == EINTR;
@@ -58,11 +63,7 @@ bool sendShared(int socket, const SharedPassing& passing, const int (&fds)[3]) {
   Control control{};
   SharedPassing copy = passing;
   iovec data{&copy, sizeof copy};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control.bytes;
-  message.msg_controllen = sizeof control.bytes;
+  msghdr message = messageOf(data, control);
   cmsghdr* part = CMSG_FIRSTHDR(&message);
   part->cmsg_level = SOL_SOCKET;
   part->cmsg_type = SCM_RIGHTS;

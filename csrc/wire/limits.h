@@ -8,7 +8,7 @@
 namespace shoal::wire {
 
 // Changes whenever the meaning of any message changes. Both sides name it in the handshake.
-inline constexpr uint32_t kProtocolVersion = 8;
+inline constexpr uint32_t kProtocolVersion = 9;
 
 inline constexpr size_t kRingBytes = size_t{1} << 20;  // op stream, client to worker
 inline constexpr size_t kMessageBytesMax = size_t{1}
@@ -20,7 +20,6 @@ inline constexpr size_t kOperatorNameBytesMax = 256;
 inline constexpr size_t kErrorTextBytesMax = 16384;
 inline constexpr size_t kStringBytesMax = 4096;  // a string argument of an operator
 inline constexpr size_t kDimensionsMax = 64;     // torch's own limit
-inline constexpr size_t kArgumentsMax = 64;
 inline constexpr size_t kListLengthMax = 1 << 16;
 inline constexpr size_t kOutputsMax = 1 << 14;                // flattened outputs of one call
 inline constexpr size_t kPreparedMax = 1 << 15;               // prepared calls alive in a session

@@ -20,7 +20,7 @@ void CallTemplate::build(const OperatorInfo& info, c10::ArrayRef<c10::IValue> ar
   key_.clear();
   immediates_.clear();
   uses_.clear();
-  places_.clear();
+  address_positions_.clear();
   needs_upload_ = false;
   has_generator_ = false;
   record_ = record;
@@ -106,7 +106,7 @@ void CallTemplate::addTensor(const at::Tensor& tensor) {
   if (base != 0) {
     if (wire::sessionOf(base) != session_->number()) raiseOtherDevice(tensor);
     uses_.push_back({base, writes_});
-    places_.push_back(static_cast<uint32_t>(immediates_.size()));
+    address_positions_.push_back(static_cast<uint32_t>(immediates_.size()));
   }
   const uint8_t flags = (tensor.is_conj() ? wire::kTensorConj : 0) |
                         (tensor.is_neg() ? wire::kTensorNeg : 0) |

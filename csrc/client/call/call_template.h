@@ -23,7 +23,7 @@ class CallTemplate {
   const std::vector<uint64_t>& immediates() const { return immediates_; }
   const std::vector<SegmentUse>& uses() const { return uses_; }
   // Where in immediates() the address of each of uses() stands.
-  const std::vector<uint32_t>& places() const { return places_; }
+  const std::vector<uint32_t>& addressPositions() const { return address_positions_; }
   Session& session() const { return *session_; }
   c10::Device device() const { return {c10::DeviceType::PrivateUse1, index_}; }
   // The generator that it draws from: the caller's own, or the device's default one.
@@ -47,7 +47,7 @@ class CallTemplate {
   std::vector<uint64_t> key_;
   std::vector<uint64_t> immediates_;
   std::vector<SegmentUse> uses_;
-  std::vector<uint32_t> places_;
+  std::vector<uint32_t> address_positions_;
   Session* session_ = nullptr;
   c10::DeviceIndex index_ = 0;
   uint64_t generator_ = 0;

@@ -9,9 +9,10 @@
 
 #include "client/call/call_messages.h"
 #include "client/call/call_template.h"
-#include "client/call/infer.h"
+#include "client/call/output_shapes.h"
 #include "client/member/interrupts.h"
 #include "client/member/observer.h"
+#include "client/space/generator_homes.h"
 #include "client/tensor/sharded_tensor.h"
 #include "client/tensor/tensor.h"
 #include "wire/cursor.h"
@@ -42,7 +43,7 @@ uint64_t post(const Issue& issue, uint32_t id, uint16_t flags,
   Session& session = issue.call.session();
   if (issue.info.random && !session.single() && issue.call.device().index() == 0) {
     const bool own = issue.call.hasGenerator();
-    session.bringGenerator(own ? issue.call.generator() : wire::kLeaseGenerator, member, held);
+    bringGenerator(session, own ? issue.call.generator() : wire::kLeaseGenerator, member, held);
     if (!own) flags |= wire::kFlagLeaseRandom;
   }
   const CallWords words{issue.call.immediates(), issue.call.uses(), addresses, flags, issue.graph};

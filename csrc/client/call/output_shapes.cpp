@@ -1,9 +1,9 @@
-#include "client/call/infer.h"
+#include "client/call/output_shapes.h"
 
 #include <ATen/core/Tensor.h>
 
 #include "client/call/shape_rules.h"
-#include "client/tensor/inference.h"
+#include "client/tensor/shape_inference.h"
 #include "wire/layout.h"
 
 namespace shoal::client {
@@ -12,7 +12,7 @@ namespace {
 
 // Behind this key stand torch's generic kernels of structured operators: they compute the outputs'
 // shapes in C++, allocate them on the inputs' device and then call the `out=` overload there, which
-// is where Inference stops them.
+// is where ShapeInference stops them.
 constexpr auto kGenericKey = c10::DispatchKey::CompositeExplicitAutogradNonFunctional;
 
 struct Unreachable {};
@@ -21,7 +21,7 @@ bool inferStructured(const OperatorInfo& info, c10::ArrayRef<c10::IValue> argume
                      std::vector<OutputMeta>& outputs) {
   torch::jit::Stack stack(arguments.begin(), arguments.end());
   try {
-    const Inference inferring;
+    const ShapeInference inferring;
     info.op.callBoxedForDispatchKey(kGenericKey, stack);
   } catch (const Unreachable&) {
     return false;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -36,6 +37,9 @@ class AccessTrace {
   void note(Access access, wire::Address base, uint32_t member, const Directory& directory) {
     events_.push_back({calls_, access, base, directory.at(base).bytes, member});
   }
+  // A call of `member`. What it made is 0 where it needs no memory.
+  void noteCall(std::span<const SegmentUse> uses, std::span<const wire::Address> made,
+                uint32_t member, const Directory& directory);
 
  private:
   bool active_ = false;

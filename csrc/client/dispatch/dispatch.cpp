@@ -1,11 +1,11 @@
 #include "client/dispatch/dispatch.h"
 
-#include "client/call/infer.h"
 #include "client/call/issue.h"
+#include "client/call/output_shapes.h"
 #include "client/dispatch/foreach_items.h"
 #include "client/dispatch/sharded_calls.h"
 #include "client/space/sharded_segments.h"
-#include "client/tensor/inference.h"
+#include "client/tensor/shape_inference.h"
 
 namespace shoal::client {
 namespace {
@@ -21,7 +21,7 @@ const Member& run(const OperatorInfo& info, torch::jit::Stack* stack, uint64_t g
 }  // namespace
 
 void dispatchCall(const OperatorInfo& info, torch::jit::Stack* stack) {
-  if (Inference::active()) return reachedWhileInferring(info, stack);
+  if (ShapeInference::active()) return reachedWhileInferring(info, stack);
   CallLines::note();
   if (anySharded() && runSharded(info, stack)) return;
   if (info.foreach_lists && splitItems(info, stack)) return;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "client/call/infer.h"
+#include "client/call/output_shapes.h"
 #include "client/dispatch/split_rules.h"
 #include "client/tensor/sharded_tensor.h"
 

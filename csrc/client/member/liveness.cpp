@@ -50,7 +50,7 @@ void Liveness::abandon() noexcept {
   if (link_ != nullptr) link_->abandon();
 }
 
-void Liveness::checkUsable() const {
+void Liveness::raiseUnusable() const {
   if (const Loss* loss = lost_.load(std::memory_order_acquire)) {
     const std::string* reported = reported_reason_.load(std::memory_order_acquire);
     const std::string& reason = reported != nullptr ? *reported : loss->reason;
@@ -61,9 +61,7 @@ void Liveness::checkUsable() const {
     if (reported != nullptr) raiseDeviceLost(lost.text(reason), name_);
     raiseDeviceLost(lost);
   }
-  if (closed_.load(std::memory_order_relaxed)) {
-    raiseDeviceLost("the lease of shoal device " + name_ + " has ended", name_);
-  }
+  raiseDeviceLost("the lease of shoal device " + name_ + " has ended", name_);
 }
 
 void Liveness::markLost(const std::string& reason, Seen seen) {

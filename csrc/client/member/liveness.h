@@ -25,7 +25,9 @@ class Liveness {
 
   bool usable() const { return lost_.load() == nullptr && !closed_.load(); }
   // Raises DeviceLostError if the worker is gone or the lease has ended.
-  void checkUsable() const;
+  void checkUsable() const {
+    if (!usable()) raiseUnusable();
+  }
   // Looks whether the worker is alive. Runs at least every 50 ms of any wait.
   void checkAlive();
   // The same at most every 50 ms, for callers that read the worker's memory without a message.
@@ -48,6 +50,7 @@ class Liveness {
     Seen seen;
   };
   void markLost(const std::string& reason, Seen seen);
+  [[noreturn]] void raiseUnusable() const;
 
   static constexpr int64_t kCheckNs = 50000000;
   const uint32_t session_, member_;

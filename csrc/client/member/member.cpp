@@ -1,13 +1,7 @@
 #include "client/member/member.h"
 
-#include <c10/util/Exception.h>
-
-#include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
-#include <optional>
-#include <thread>
 
 #include "base/clock.h"
 #include "client/member/errors.h"
@@ -18,14 +12,10 @@
 
 namespace shoal::client {
 
-using wire::Address;
-using wire::Kind;
-
 namespace {
 
 constexpr int64_t kSpinUs = 200;  // an answer is usually this near; a sleeping core wakes in 25 µs
 constexpr int64_t kFarUs = 1000;  // after so long a wait the next one does not spin
-constexpr size_t kUnsentFreesMax = 64;
 
 thread_local bool t_far = false;  // whether this thread's last wait for an event was long
 
@@ -37,84 +27,34 @@ double millisecondsBetween(int64_t start_ns, int64_t end_ns) {
 
 }  // namespace
 
+Member::Regions::Regions(const MemberOptions& options) {
+  using memory::SharedMemory;
+  requests =
+      SharedMemory::attach(options.requests_fd, transport::ringRegionBytes(wire::kRingBytes));
+  replies =
+      SharedMemory::attach(options.replies_fd, transport::ringRegionBytes(wire::kReplyRingBytes));
+  progress = SharedMemory::attach(options.progress_fd, transport::kProgressBytes);
+  if (options.arena_bytes > 0) {
+    SharedMemory region = SharedMemory::attach(options.arena_fd, options.arena_bytes);
+    if (options.is_cpu) arena = std::move(region);
+  }
+  locations = SharedMemory::attach(options.locations_fd, transport::kLocationTableBytes);
+}
+
 Member::Member(MemberOptions options, Members& members, uint32_t number)
     : options_(std::move(options)),
       members_(members),
       number_(number),
-      liveness_(members.number(), number, options_.name, options_.socket, options_.link) {
-  using memory::SharedMemory;
-  regions_.requests =
-      SharedMemory::attach(options_.requests_fd, transport::ringRegionBytes(wire::kRingBytes));
-  regions_.replies =
-      SharedMemory::attach(options_.replies_fd, transport::ringRegionBytes(wire::kReplyRingBytes));
-  regions_.progress = SharedMemory::attach(options_.progress_fd, transport::kProgressBytes);
-  if (options_.arena_bytes > 0) {
-    regions_.arena = SharedMemory::attach(options_.arena_fd, options_.arena_bytes);
-  }
-  regions_.places = SharedMemory::attach(options_.places_fd, transport::kPlacesBytes);
-  places_ = std::make_unique<transport::Places>(regions_.places.data());
-  progress_ = reinterpret_cast<transport::Progress*>(regions_.progress.data());
+      liveness_(members.number(), number, options_.name, options_.socket, options_.link),
+      regions_(options_),
+      progress_(reinterpret_cast<transport::Progress*>(regions_.progress.data())),
+      locations_(std::make_unique<transport::LocationTable>(regions_.locations.data())),
+      requests_(regions_.requests, liveness_, traffic_),
+      replies_(regions_.replies, liveness_) {
   liveness_.watch(progress_);
-  requests_ = std::make_unique<transport::RingProducer>(regions_.requests.data(), wire::kRingBytes,
-                                                        [this] { liveness_.checkAlive(); });
-  replies_ = std::make_unique<ReplyQueue>(regions_.replies, liveness_);
 }
 
 // --- messages
-
-uint64_t* Member::reserve(Kind kind, size_t words, uint16_t flags) {
-  const size_t bytes = (1 + words) * 8;
-  TORCH_CHECK(bytes <= wire::kMessageBytesMax, "shoal: a call with ", words,
-              " words of arguments is too large for one message");
-  uint64_t* message = requests_->reserve(bytes);
-  message[0] = wire::headerWord(kind, static_cast<uint32_t>(bytes), flags);
-  pending_bytes_ = bytes;
-  return message + 1;
-}
-
-void Member::free(Address address, bool now, const Lock&) {
-  unsent_frees_.push_back(address);
-  if (now || unsent_frees_.size() >= kUnsentFreesMax) sendFrees();
-}
-
-uint64_t Member::nextSequence(const Lock&) {
-  sendFrees();
-  return sequence_ + 1;
-}
-
-void Member::waitForRoom() {
-  Wait wait;
-  while (!requests_->awaitRoom(kSliceMs)) wait.look();
-}
-
-void Member::sendFrees() {
-  if (unsent_frees_.empty()) return;
-  const wire::Free message{unsent_frees_};
-  wire::write(message, reserve(Kind::kFree, wire::wordsOf(message), 0));
-  requests_->commit(pending_bytes_);
-  ++sequence_;
-  ++traffic_.messages;
-  traffic_.stream_bytes += pending_bytes_;
-  unsent_frees_.clear();
-}
-
-uint64_t* Member::begin(Kind kind, size_t words, uint16_t flags) {
-  liveness_.checkUsable();
-  if (Observer* observer = Observer::current()) observer->posted(kind);
-  sendFrees();
-  // What prepares a call, or names its memory, fails with the call and needs no line of its own.
-  pending_named_ = kind != Kind::kPrepare && kind != Kind::kAllocate && kind != Kind::kBind;
-  return reserve(kind, words, flags);
-}
-
-uint64_t Member::commit(const Lock&) {
-  requests_->commit(pending_bytes_);
-  ++traffic_.messages;
-  traffic_.stream_bytes += pending_bytes_;
-  ++sequence_;
-  lines_.sent(sequence_, pending_named_);
-  return sequence_;
-}
 
 Lock Member::lockMembers() const {
   return members_.lock();
@@ -124,7 +64,7 @@ std::string Member::lineOf(uint64_t sequence) {
   uint64_t token = 0;
   {
     const Lock held = members_.lock();
-    token = lines_.of(sequence, sequence_);
+    token = requests_.lineOf(sequence, held);
   }
   const auto hook = lineHooks().describe;
   return token != 0 && hook != nullptr ? hook(token) : "";
@@ -151,19 +91,24 @@ Member::Payload Member::await(uint64_t sequence) {
   wire::ErrorKind error;
   Wait wait;
   int64_t looked_ns = nowNs();
-  while (!replies_->take(sequence, payload, error)) {
+  while (!replies_.take(sequence, payload, error)) {
     const int64_t now = nowNs();
     if (now - looked_ns < kSliceMs * 1000000) continue;
     looked_ns = now;
     try {
       wait.look();
     } catch (const Interrupted&) {
-      replies_->drop(sequence);
+      replies_.drop(sequence);
       throw;
     }
   }
   if (error != wire::ErrorKind::kNone) {
-    const auto reply = wire::readBody<wire::ErrorReply>(payload);
+    wire::ErrorReply reply;
+    try {
+      reply = wire::readBody<wire::ErrorReply>(payload);
+    } catch (const wire::ProtocolError& malformed) {
+      raiseLost(std::string("it sent a malformed reply: ") + malformed.what());
+    }
     if (reply.shown_in != 0) failures_.add(reply.shown_in, {error, payload});
     raise(error, reply);
   }

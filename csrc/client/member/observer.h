@@ -1,4 +1,4 @@
-// Something that watches what one thread sends to the devices, such as a recording.
+// Something that watches what one thread sends to the devices, such as a capture.
 #pragma once
 
 #include <c10/core/Device.h>

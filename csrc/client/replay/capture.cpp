@@ -1,4 +1,4 @@
-#include "client/replay/recording.h"
+#include "client/replay/capture.h"
 
 #include <algorithm>
 #include <cstring>
@@ -41,58 +41,58 @@ bool alike(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
-// --- recording
+// --- capture
 
-Recording::Recording(c10::DeviceIndex index) : index_(index) {
+Capture::Capture(c10::DeviceIndex index) : index_(index) {
   Session& session = Devices::get().sessionWith(index);
   session_number_ = session.number();
   segments_.push_back({});  // symbol 0
   events_.reserve(2048);
   words_.reserve(size_t{1} << 14);
   const bool single = index > 0 && current_ == nullptr;
-  recording_ = single && session.observe(this, session.lock());
-  if (recording_) {
+  capturing_ = single && session.observe(this, session.lock());
+  if (capturing_) {
     current_ = this;
   } else {
-    fail(single ? "another thread records" : "it is no single device of a lease");
+    fail(single ? "another thread captures" : "it is not a single device of a lease");
   }
 }
 
-void Recording::stop() noexcept {
-  if (!recording_) return;
-  recording_ = false;
+void Capture::stop() noexcept {
+  if (!capturing_) return;
+  capturing_ = false;
   if (current_ == this) current_ = nullptr;
   Session* session = Devices::get().byNumber(session_number_);
   if (session != nullptr) session->observe(nullptr, session->lock());
 }
 
-size_t Recording::mark() const {
-  Session* session = recording_ ? Devices::get().byNumber(session_number_) : nullptr;
+size_t Capture::mark() const {
+  Session* session = capturing_ ? Devices::get().byNumber(session_number_) : nullptr;
   if (session == nullptr) return events_.size();
-  const Lock held = session->lock();  // others may free what was recorded
+  const Lock held = session->lock();  // others may free what was captured
   return events_.size();
 }
 
-void Recording::fail(std::string why) {
+void Capture::fail(std::string why) {
   if (failure_.empty()) failure_ = std::move(why);
   failed_.store(true, std::memory_order_relaxed);
 }
 
-Recording::Symbol Recording::name(Address base, bool outside) {
+Capture::Symbol Capture::name(Address base, bool outside) {
   const uint32_t slot = wire::slotOf(base);
   if (slot >= by_slot_.size()) by_slot_.resize(std::max<size_t>(slot + 1, 2 * by_slot_.size()), 0);
   segments_.push_back({base, outside, !outside});
   return by_slot_[slot] = static_cast<Symbol>(segments_.size() - 1);
 }
 
-Recording::Symbol Recording::symbolOf(Address base) {
+Capture::Symbol Capture::symbolOf(Address base) {
   const Symbol symbol = known(base);
   return symbol != 0 ? symbol : name(base, true);
 }
 
-void Recording::called(const OperatorInfo& info, const CallTemplate& call, uint64_t graph,
-                       const std::vector<OutputMeta>& outputs, c10::ArrayRef<Address> made,
-                       const Lock&) {
+void Capture::called(const OperatorInfo& info, const CallTemplate& call, uint64_t graph,
+                     const std::vector<OutputMeta>& outputs, c10::ArrayRef<Address> made,
+                     const Lock&) {
   if (!failure_.empty()) return;
   if (graph != 0) return fail(info.name + " keeps its graph at the device");
   if (call.hasGenerator()) return fail(info.name + " draws from a generator of its own");
@@ -105,9 +105,9 @@ void Recording::called(const OperatorInfo& info, const CallTemplate& call, uint6
   event.operands = {count(operands_), count(call.uses())};
   for (size_t i = 0; i < call.uses().size(); ++i) {
     const SegmentUse& use = call.uses()[i];
-    const uint32_t place = call.places()[i];
+    const uint32_t position = call.addressPositions()[i];
     operands_.push_back(
-        {symbolOf(use.base), place, call.immediates()[place] - use.base, use.writes});
+        {symbolOf(use.base), position, call.immediates()[position] - use.base, use.writes});
   }
   event.outputs = {append(outputs_, outputs), count(outputs)};
   for (const OutputMeta& output : outputs) {
@@ -118,14 +118,14 @@ void Recording::called(const OperatorInfo& info, const CallTemplate& call, uint6
   events_.emplace_back(event);
 }
 
-void Recording::minted(Address address, uint64_t bytes, c10::DeviceIndex index) {
+void Capture::minted(Address address, uint64_t bytes, c10::DeviceIndex index) {
   if (!failure_.empty()) return;
   if (index != index_) return fail("a tensor is made on another device");
   events_.emplace_back(Mint{name(address, false), bytes});
 }
 
 // Of a segment from outside only the name is forgotten: its twin is not ours to free.
-void Recording::released(Address address) noexcept {
+void Capture::released(Address address) noexcept {
   const Symbol symbol = known(address);
   if (symbol == 0) return;
   by_slot_[wire::slotOf(address)] = 0;
@@ -134,12 +134,12 @@ void Recording::released(Address address) noexcept {
   try {
     events_.emplace_back(Free{symbol});
   } catch (const std::bad_alloc&) {
-    // Then it is freed when the repetition ends.
+    // Then it is freed when the replay ends.
   }
 }
 
-void Recording::uploaded(Address base, uint64_t offset, const void* from, uint64_t bytes,
-                         const Lock&) {
+void Capture::uploaded(Address base, uint64_t offset, const void* from, uint64_t bytes,
+                       const Lock&) {
   if (!failure_.empty()) return;
   if (bytes > kUploadBytesMax) return fail("a large tensor is sent to the device");
   Upload event{symbolOf(base), offset, {}};
@@ -150,7 +150,7 @@ void Recording::uploaded(Address base, uint64_t offset, const void* from, uint64
   events_.emplace_back(event);
 }
 
-void Recording::posted(Kind kind) {
+void Capture::posted(Kind kind) {
   switch (kind) {
     case Kind::kCall:
     case Kind::kPrepare:
@@ -166,52 +166,52 @@ void Recording::posted(Kind kind) {
   }
 }
 
-// --- repeating
+// --- replaying
 
-Repeat::Repeat(std::shared_ptr<const Recording> recording, c10::DeviceIndex index,
+Replay::Replay(std::shared_ptr<const Capture> capture, c10::DeviceIndex index,
                const std::vector<at::Tensor>& ours, const std::vector<at::Tensor>& theirs,
                const std::vector<at::Tensor>& wanted)
-    : recording_(std::move(recording)), index_(index) {
-  if (!recording_->failure_.empty()) throw std::invalid_argument(recording_->failure_);
+    : capture_(std::move(capture)), index_(index) {
+  if (!capture_->failure_.empty()) throw std::invalid_argument(capture_->failure_);
   session_ = &Devices::get().sessionWith(index);
-  if (session_->number() != recording_->session_number_ || index == 0) {
+  if (session_->number() != capture_->session_number_ || index == 0) {
     throw std::invalid_argument("the devices are not of one lease");
   }
-  if (ours.size() != theirs.size()) throw std::invalid_argument("not as many tensors as recorded");
+  if (ours.size() != theirs.size()) throw std::invalid_argument("not as many tensors as captured");
   member_ = &session_->deviceMember(index);
-  targets_.resize(recording_->segments_.size(), 0);
+  targets_.resize(capture_->segments_.size(), 0);
   for (size_t i = 0; i < ours.size(); ++i) pair(ours[i], theirs[i]);
   for (size_t symbol = 1; symbol < targets_.size(); ++symbol) {
-    if (recording_->segments_[symbol].outside && targets_[symbol] == 0) {
+    if (capture_->segments_[symbol].outside && targets_[symbol] == 0) {
       throw std::invalid_argument("it uses a tensor that is neither a weight nor of the batch");
     }
   }
   checkWanted(wanted);
 }
 
-void Repeat::checkWanted(const std::vector<at::Tensor>& wanted) const {
-  std::vector<bool> asked(recording_->segments_.size(), false);
+void Replay::checkWanted(const std::vector<at::Tensor>& wanted) const {
+  std::vector<bool> asked(capture_->segments_.size(), false);
   for (const at::Tensor& tensor : wanted) {
     const Address base = baseOf(tensor);
-    const Symbol symbol = recording_->known(base);
-    if (base != 0 && (symbol == 0 || recording_->segments_[symbol].outside)) {
+    const Symbol symbol = capture_->known(base);
+    if (base != 0 && (symbol == 0 || capture_->segments_[symbol].outside)) {
       throw std::invalid_argument("a result was not made by it");
     }
     asked[symbol] = true;
   }
   for (size_t symbol = 1; symbol < asked.size(); ++symbol) {
-    if (recording_->segments_[symbol].kept && !asked[symbol]) {
+    if (capture_->segments_[symbol].kept && !asked[symbol]) {
       throw std::invalid_argument("it keeps a tensor that is neither a gradient nor its loss");
     }
   }
 }
 
-void Repeat::pair(const at::Tensor& ours, const at::Tensor& theirs) {
+void Replay::pair(const at::Tensor& ours, const at::Tensor& theirs) {
   const Address base = baseOf(ours);
-  const Symbol symbol = base == 0 ? 0 : recording_->known(base);
+  const Symbol symbol = base == 0 ? 0 : capture_->known(base);
   if (symbol == 0) return;  // it was not used
   if (theirs.device().index() != index_ || !alike(ours, theirs)) {
-    throw std::invalid_argument("a tensor is not laid out as the recorded one");
+    throw std::invalid_argument("a tensor is not laid out as the captured one");
   }
   Address& target = targets_[symbol];
   if (target != 0 && target != baseOf(theirs)) {
@@ -220,47 +220,47 @@ void Repeat::pair(const at::Tensor& ours, const at::Tensor& theirs) {
   target = baseOf(theirs);
 }
 
-Repeat::~Repeat() {
+Replay::~Replay() {
   // The lease may have ended meanwhile, and its session with it.
-  Session* session = Devices::get().byNumber(recording_->session_number_);
+  Session* session = Devices::get().byNumber(capture_->session_number_);
   if (session == nullptr) return;
   for (Symbol symbol = 1; symbol < targets_.size(); ++symbol) {
-    const bool ours = !recording_->segments_[symbol].outside && taken_.count(symbol) == 0;
+    const bool ours = !capture_->segments_[symbol].outside && taken_.count(symbol) == 0;
     if (ours && targets_[symbol] != 0) session->release(targets_[symbol]);
   }
 }
 
-void Repeat::until(size_t mark) {
+void Replay::until(size_t mark) {
   const Observer::Aside aside;
   const uint64_t line = CallLines::current();
-  const size_t end = std::min(mark, recording_->events_.size());
+  const size_t end = std::min(mark, capture_->events_.size());
   while (at_ < end) {
     member_->awaitRoom();
-    if (const auto* sent = std::get_if<Recording::Upload>(&recording_->events_[at_])) {
+    if (const auto* sent = std::get_if<Capture::Upload>(&capture_->events_[at_])) {
       ++at_;
       upload(*session_, targets_[sent->symbol], sent->offset,
-             recording_->bytes_.data() + sent->bytes.start, sent->bytes.count, false);
+             capture_->bytes_.data() + sent->bytes.start, sent->bytes.count, false);
       continue;
     }
     const Lock held = session_->lock();
     for (size_t n = 0; n < kEventsAtOnce && at_ < end; ++n) {
-      const Recording::Event& event = recording_->events_[at_];
-      if (std::holds_alternative<Recording::Upload>(event)) break;
+      const Capture::Event& event = capture_->events_[at_];
+      if (std::holds_alternative<Capture::Upload>(event)) break;
       ++at_;
-      if (const auto* call = std::get_if<Recording::Call>(&event)) {
-        repeat(*call, held);
-      } else if (const auto* mint = std::get_if<Recording::Mint>(&event)) {
-        repeat(*mint, held);
+      if (const auto* call = std::get_if<Capture::Call>(&event)) {
+        replay(*call, held);
+      } else if (const auto* mint = std::get_if<Capture::Mint>(&event)) {
+        replay(*mint, held);
       } else {
-        repeat(std::get<Recording::Free>(event), held);
+        replay(std::get<Capture::Free>(event), held);
       }
     }
   }
   CallLines::set(line);
 }
 
-void Repeat::repeat(const Recording::Call& call, const Lock& held) {
-  const Recording& from = *recording_;
+void Replay::replay(const Capture::Call& call, const Lock& held) {
+  const Capture& from = *capture_;
   const auto key = slice(from.words_, call.key);
   CallCache& cache = member_->cache();
   CachedCall* cached = cache.find(call.hash, call.info, key.data(), key.size());
@@ -278,9 +278,9 @@ void Repeat::repeat(const Recording::Call& call, const Lock& held) {
   }
   immediates_ = slice(from.words_, call.immediates).vec();
   uses_.clear();
-  for (const Recording::Operand& operand : slice(from.operands_, call.operands)) {
+  for (const Capture::Operand& operand : slice(from.operands_, call.operands)) {
     const Address base = targets_[operand.symbol];
-    immediates_[operand.place] = base + operand.offset;
+    immediates_[operand.position] = base + operand.offset;
     uses_.push_back({base, operand.writes});
   }
   made_.clear();
@@ -292,25 +292,25 @@ void Repeat::repeat(const Recording::Call& call, const Lock& held) {
   postCall(*session_, *member_, cached->id, {immediates_, uses_, made_}, held);
 }
 
-void Repeat::repeat(const Recording::Mint& mint, const Lock& held) {
+void Replay::replay(const Capture::Mint& mint, const Lock& held) {
   targets_[mint.symbol] = session_->mint(mint.bytes, index_, held);
 }
 
-void Repeat::repeat(const Recording::Free& free, const Lock& held) {
+void Replay::replay(const Capture::Free& free, const Lock& held) {
   if (taken_.count(free.symbol) > 0) return;  // its new owner frees it
   const Address target = std::exchange(targets_[free.symbol], 0);
   if (target != 0) session_->release(target, held);
 }
 
-at::Tensor Repeat::tensor(const at::Tensor& original) {
+at::Tensor Replay::tensor(const at::Tensor& original) {
   const c10::Device device(c10::DeviceType::PrivateUse1, index_);
   const Address base = baseOf(original);
   c10::Storage storage;
   if (base == 0) {
     storage = makeStorage(0, 0, device);
   } else {
-    const Symbol symbol = recording_->known(base);
-    TORCH_CHECK(symbol != 0 && targets_[symbol] != 0, "shoal: this tensor was not repeated");
+    const Symbol symbol = capture_->known(base);
+    TORCH_CHECK(symbol != 0 && targets_[symbol] != 0, "shoal: this tensor was not replayed");
     const auto [found, fresh] = taken_.try_emplace(symbol);
     if (fresh) found->second = makeStorage(targets_[symbol], original.storage().nbytes(), device);
     storage = found->second;

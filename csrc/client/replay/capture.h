@@ -1,8 +1,8 @@
 // What one thread tells one device, written down so that it can be told to another device with
 // other addresses: groups that train on alike parts of a batch need the program to run only once.
 //
-// A recording holds calls, not values. As soon as a value is read, or anything else happens that
-// depends on what the device computes, the recording has failed, with the reason; who made it then
+// A capture holds calls, not values. As soon as a value is read, or anything else happens that
+// depends on what the device computes, the capture has failed, with the reason; who made it then
 // runs the program for the other device too. Nothing was told to that device before, so there is
 // nothing to undo.
 #pragma once
@@ -27,21 +27,21 @@
 
 namespace shoal::client {
 
-class Recording final : public Observer {
+class Capture final : public Observer {
  public:
-  // Begins to record what this thread tells device `index`. Fails where somebody else records.
-  explicit Recording(c10::DeviceIndex index);
-  ~Recording() { stop(); }
-  Recording(const Recording&) = delete;
+  // Begins to capture what this thread tells device `index`. Fails where somebody else captures.
+  explicit Capture(c10::DeviceIndex index);
+  ~Capture() { stop(); }
+  Capture(const Capture&) = delete;
 
   // Ends it, in the thread that began it.
   void stop() noexcept;
-  // A place between what was recorded so far and what comes next.
+  // A point between what was captured so far and what comes next.
   size_t mark() const;
-  // Why it cannot be repeated; empty: it can. For the thread that records.
+  // Why it cannot be replayed; empty: it can. For the thread that captures.
   const std::string& failure() const { return failure_; }
 
-  // Between the two, what this thread does is not recorded: it belongs to this device alone.
+  // Between the two, what this thread does is not captured: it belongs to this device alone.
   static void pause() { ++pauses_; }
   static void resume() { --pauses_; }
 
@@ -57,13 +57,13 @@ class Recording final : public Observer {
   void posted(wire::Kind kind) override;
 
  private:
-  friend class Repeat;
+  friend class Replay;
   using Symbol = uint32_t;  // stands for a segment; 0: none
 
   struct Operand {
     Symbol symbol;
-    uint32_t place;   // of its address in the immediates
-    uint64_t offset;  // in the segment
+    uint32_t position;  // of its address in the immediates
+    uint64_t offset;    // in the segment
     bool writes;
   };
   struct Range {
@@ -89,7 +89,7 @@ class Recording final : public Observer {
   };
   using Event = std::variant<Call, Mint, Free, Upload>;
   struct Segment {
-    wire::Address base;  // on the recorded device
+    wire::Address base;  // on the captured device
     bool outside;        // was there before
     bool kept = false;   // was made, and not freed since
   };
@@ -103,7 +103,7 @@ class Recording final : public Observer {
 
   uint32_t session_number_;
   c10::DeviceIndex index_;
-  bool recording_ = false;
+  bool capturing_ = false;
   std::string failure_;
   std::atomic<bool> failed_{false};  // for other threads
   std::vector<Event> events_;
@@ -116,33 +116,33 @@ class Recording final : public Observer {
   std::vector<std::byte> bytes_;  // that were uploaded
 };
 
-// One repetition of a recording on another device of the same lease.
-class Repeat {
+// One replay of a capture on another device of the same lease.
+class Replay {
  public:
-  // `theirs` take the place of `ours`, pair by pair; `wanted` are tensors that the recording made
+  // `theirs` take the place of `ours`, pair by pair; `wanted` are tensors that the capture made
   // and that tensor() will be asked for. They are all that is left of it: a tensor that the program
   // keeps besides would be missing at the other device. Raises std::invalid_argument, before
-  // anything is told to the device, if the recording cannot be repeated so.
-  Repeat(std::shared_ptr<const Recording> recording, c10::DeviceIndex index,
+  // anything is told to the device, if the capture cannot be replayed so.
+  Replay(std::shared_ptr<const Capture> capture, c10::DeviceIndex index,
          const std::vector<at::Tensor>& ours, const std::vector<at::Tensor>& theirs,
          const std::vector<at::Tensor>& wanted);
-  ~Repeat();
-  Repeat(const Repeat&) = delete;
+  ~Replay();
+  Replay(const Replay&) = delete;
 
-  // Tells the device what was recorded before `mark`, from where the last call of this ended.
+  // Tells the device what was captured before `mark`, from where the last call of this ended.
   void until(size_t mark);
-  // What became of a tensor that the recording made. It is the caller's from now on.
+  // What became of a tensor that the capture made. It is the caller's from now on.
   at::Tensor tensor(const at::Tensor& original);
 
  private:
-  using Symbol = Recording::Symbol;
+  using Symbol = Capture::Symbol;
   void pair(const at::Tensor& ours, const at::Tensor& theirs);
   void checkWanted(const std::vector<at::Tensor>& wanted) const;
-  void repeat(const Recording::Call& call, const Lock&);
-  void repeat(const Recording::Mint& mint, const Lock&);
-  void repeat(const Recording::Free& free, const Lock&);
+  void replay(const Capture::Call& call, const Lock&);
+  void replay(const Capture::Mint& mint, const Lock&);
+  void replay(const Capture::Free& free, const Lock&);
 
-  std::shared_ptr<const Recording> recording_;
+  std::shared_ptr<const Capture> capture_;
   c10::DeviceIndex index_;
   Session* session_;
   Member* member_;

@@ -91,7 +91,7 @@ void Devices::sweep() noexcept {
   for (auto& entry : sessions_) {
     Session* session = entry.load();
     if (session == nullptr || session == present_.load() || session->usable() ||
-        session->directory(session->lock()).liveSegments() > 0) {
+        session->directory(session->lock()).memory().liveSegments() > 0) {
       continue;
     }
     entry.store(nullptr);

@@ -25,6 +25,7 @@ class HostMemory {
 
   int fd() const { return region_.fd(); }
   uint64_t bytes() const { return region_.bytes(); }
+  std::span<const std::byte> span() const { return region_.span(); }
   std::byte* at(uint64_t offset) const { return region_.data() + offset; }
   bool contains(const void* p) const { return region_.contains(p); }
   uint64_t offsetOf(const void* p) const {

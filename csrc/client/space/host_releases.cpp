@@ -28,10 +28,23 @@ void HostReleases::reclaim() {
   }
 }
 
+bool HostReleases::passed(const Release& release) const {
+  for (size_t i = 0; i < release.after.size(); ++i) {
+    if (!members_[i]->completed(release.after[i])) return false;
+  }
+  return true;
+}
+
 void HostReleases::leave() {
-  if (releases_.empty()) return;
-  std::vector<uint64_t> offsets;
-  for (const Release& release : releases_) offsets.push_back(release.offset);
+  std::vector<uint64_t> offsets;  // of blocks that a worker may still use
+  for (const Release& release : releases_) {
+    if (passed(release)) {
+      HostMemory::get().release(release.offset);
+    } else {
+      offsets.push_back(release.offset);
+    }
+  }
+  if (offsets.empty()) return;
   std::vector<memory::SharedMemory> workers;
   for (const auto& member : members_) {
     if (member->link() == nullptr) workers.push_back(member->takeProgress());

@@ -27,7 +27,7 @@ class HostReleases {
   uint64_t half(const Member& member) const {
     return releases_[releases_.size() / 2].after[member.number()];
   }
-  // The session ends: what is left is freed when its workers have ended.
+  // The session ends: what its workers may still use is freed when they have ended.
   void leave();
 
  private:
@@ -35,6 +35,8 @@ class HostReleases {
     uint64_t offset;
     c10::SmallVector<uint64_t, 2> after;  // by member: its sequence number
   };
+  bool passed(const Release& release) const;  // every member is past its message
+
   const std::vector<std::unique_ptr<Member>>& members_;
   std::deque<Release> releases_;
 };

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/byte_units.h"
+#include "client/directory/room_search.h"
 #include "client/member/errors.h"
 #include "client/space/devices.h"
 #include "client/space/sharded_segments.h"
@@ -37,10 +38,9 @@ Session::~Session() {
 
 // --- addresses
 
-void Session::checkRoom(uint64_t bytes, c10::DeviceIndex index, const Lock&) const {
+void Session::raiseOutOfMemory(uint64_t bytes, c10::DeviceIndex index) const {
   using memory::readable;
-  Shortage shortage;
-  if (directory_.fits(bytes, index - 1, shortage)) return;
+  const Shortage shortage = directory_.memory().shortage(index - 1);
   // Libraries that retry with a smaller batch look for " out of memory." with its full stop.
   TORCH_CHECK_WITH(OutOfMemoryError, false, "shoal:", static_cast<int>(index), " (",
                    shortage.whole_lease && !single()
@@ -52,6 +52,7 @@ void Session::checkRoom(uint64_t bytes, c10::DeviceIndex index, const Lock&) con
                    readable(shortage.limit_bytes - shortage.memory_bytes),
                    " of swap space). Free tensors, use a smaller batch, or lease ",
                    "more with shoal.connect(devices=N) or shoal.connect(memory=\"8GiB\").");
+  __builtin_unreachable();
 }
 
 Address Session::mint(uint64_t bytes, c10::DeviceIndex index, const Lock& held) {
@@ -69,13 +70,13 @@ void Session::release(Address address) noexcept {
   {
     const Lock held = lock();
     release(address, held);
-    last = directory_.liveSegments() == 0 && !usable();
+    last = directory_.memory().liveSegments() == 0 && !usable();
   }
   if (last) Devices::get().sweep();
 }
 
 void Session::release(Address address, const Lock& held) noexcept {
-  if (directory_.extents(address) == nullptr) return releaseCopies(address, held);
+  if (directory_.extents().of(address) == nullptr) return releaseCopies(address, held);
   for (const Extent& extent : splitSharded(*this, address, held)) releaseCopies(extent.base, held);
 }
 
@@ -84,12 +85,12 @@ void Session::releaseCopies(Address base, const Lock& held) noexcept {
   const Segment& segment = directory_.at(base);
   if (segment.copied_later || segment.awaitsCopy()) {
     noteMembers();
-    while (const Step step = directory_.flushForRelease(base)) {
+    while (const Step step = directory_.copies().releaseStep(base)) {
       try {
         directory_.apply(step, carryOut(step, held));
       } catch (...) {
         // One of the two devices is gone.
-        directory_.loseCopy(step.target, members_[step.from]->usable());
+        directory_.copies().lose(step.target, members_[step.from]->usable());
       }
     }
   }
@@ -127,6 +128,10 @@ uint64_t Session::carryOut(const Step& step, const Lock& held) {
       std::optional<Observer::Aside> aside;  // another device makes its own lazy copies
       if (step.target != step.source) aside.emplace();
       const uint64_t bytes = directory_.at(step.source).bytes;
+      // The source may have come to the target's device meanwhile.
+      if (step.from == step.to) {
+        return to.post(wire::CopyWithin{step.target, step.source, bytes}, held);
+      }
       return postFetch(to, step.target, *members_[step.from], step.source, 0, bytes, held);
     }
     case Step::Kind::kRaise:
@@ -159,21 +164,21 @@ void Session::bringByStep(Address base, Member& member, const Lock& held) {
 
 void Session::flush(Address base, const Lock& held) {
   noteMembers();
-  while (const Step step = directory_.flushStep(base)) {
+  while (const Step step = directory_.copies().flushStep(base)) {
     directory_.apply(step, carryOut(step, held));
   }
 }
 
 void Session::overwrite(Address base, const Lock& held) {
   if (directory_.copiedLater(base)) flush(base, held);
-  if (directory_.at(base).awaitsCopy()) directory_.cancelCopy(base);
+  if (directory_.at(base).awaitsCopy()) directory_.copies().cancel(base);
 }
 
 void Session::drop(const Step& step, const Lock& held) {
   Member& member = *members_[step.to];
   const bool now = directory_.at(step.target).bytes >= kPromptFreeBytes || step.host_block != 0;
   directory_.apply(step, 0);
-  if (member.usable()) member.free(step.target, now, held);
+  if (member.usable()) member.requests(held).free(step.target, now, held);
   // Only when every member is past the free, or past a read of the block, is it ours again.
   if (step.host_block != 0) host_releases_.add(step.host_block - 1);
 }
@@ -220,9 +225,8 @@ Member& Session::place(c10::ArrayRef<SegmentUse> uses, c10::DeviceIndex index, u
   return *members_[static_cast<size_t>(member)];
 }
 
-void Session::makeRoom(Member& member, c10::ArrayRef<SegmentUse> uses, uint64_t made_bytes,
-                       const Lock& held) {
-  if (single()) return;
+void Session::moveForRoom(Member& member, c10::ArrayRef<SegmentUse> uses, uint64_t made_bytes,
+                          const Lock& held) {
   RoomSearch search(directory_, member.number(), span(uses), made_bytes);
   while (search.needed()) {
     noteMembers();
@@ -238,7 +242,7 @@ void Session::makeRoom(Member& member, c10::ArrayRef<SegmentUse> uses, uint64_t 
 uint64_t Session::postFetch(Member& to, Address target, Member& from, Address from_base,
                             uint64_t from_offset, uint64_t bytes, const Lock& held) {
   // The two messages name each other: each side knows how far the other must be.
-  const uint64_t reading = to.nextSequence(held);
+  const uint64_t reading = to.requests(held).nextSequence(held);
   const uint64_t exported = from.post(wire::Export{from_base, to.number(), reading}, held);
   to.traffic(held).bytes_peer += bytes;
   return to.post(wire::Fetch{.to = target,
@@ -250,21 +254,10 @@ uint64_t Session::postFetch(Member& to, Address target, Member& from, Address fr
                  held);
 }
 
-void Session::noteCall(c10::ArrayRef<SegmentUse> uses, c10::ArrayRef<Address> made,
-                       const Member& member) {
-  trace_.beginCall();
-  for (const SegmentUse& use : uses) {
-    trace_.note(use.writes ? Access::kWrite : Access::kRead, use.base, member.number(), directory_);
-  }
-  for (const Address address : made) {
-    if (address != 0) trace_.note(Access::kMake, address, member.number(), directory_);
-  }
-}
-
 bool Session::copyLater(Address to_base, Address from_base) {
   CallLines::note();
   const Lock held = lock();
-  if (!directory_.canCopyLater(to_base, from_base)) return false;
+  if (!directory_.copies().possible(to_base, from_base)) return false;
   const auto of = [this](Address base) -> Member& {
     return *members_[static_cast<size_t>(directory_.at(base).pinned)];
   };
@@ -272,21 +265,9 @@ bool Session::copyLater(Address to_base, Address from_base) {
   of(from_base).checkUsable();
   bring(from_base, of(from_base), held);
   overwrite(to_base, held);
-  directory_.copyLater(to_base, from_base);
+  directory_.copies().add(to_base, from_base);
   checkInvariants();
   return true;
-}
-
-void Session::bringGenerator(uint64_t generator, Member& member, const Lock& held) {
-  Member& from = generatorHome(generator, held);
-  if (&from == &member) return;
-  const Address state = mint(sizeof(wire::SavedGenerator), 0, held);
-  const uint64_t saved = from.post(wire::GeneratorSave{generator, state}, held);
-  made(state, from, saved, held);
-  bring(state, member, held);
-  member.post(wire::GeneratorLoad{generator, state}, held);
-  release(state, held);
-  generator_home_[generator] = member.number();
 }
 
 }  // namespace shoal::client

@@ -12,12 +12,12 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <unordered_map>
 #include <vector>
 
 #include "client/directory/access_trace.h"
 #include "client/directory/directory.h"
 #include "client/member/members.h"
+#include "client/space/generator_homes.h"
 #include "client/space/host_releases.h"
 #include "wire/address.h"
 
@@ -37,6 +37,7 @@ class Session : public Members {
   Directory& directory(const Lock&) { return directory_; }
   AccessTrace& trace(const Lock&) { return trace_; }
   HostReleases& hostReleases(const Lock&) { return host_releases_; }
+  GeneratorHomes& generatorHomes(const Lock&) { return generator_homes_; }
 
   // --- addresses
   // A new address for a segment of `bytes` > 0 of device `index`. No member has memory for it yet,
@@ -45,13 +46,15 @@ class Session : public Members {
   wire::Address mint(uint64_t bytes, c10::DeviceIndex index) { return mint(bytes, index, lock()); }
   void release(wire::Address address) noexcept;
   void release(wire::Address address, const Lock&) noexcept;
-  void checkRoom(uint64_t bytes, c10::DeviceIndex index, const Lock&) const;
+  void checkRoom(uint64_t bytes, c10::DeviceIndex index, const Lock&) const {
+    if (!directory_.memory().fits(bytes, index - 1)) raiseOutOfMemory(bytes, index);
+  }
   c10::DeviceIndex deviceOf(wire::Address base, const Lock&) const {
     return static_cast<c10::DeviceIndex>(directory_.at(base).pinned + 1);
   }
   // Set once, before the lease is used.
-  uint64_t wholeBytesMax() const { return directory_.wholeBytesMax(); }
-  uint64_t largestMemory() const { return directory_.largestMemoryBytes(); }
+  uint64_t wholeBytesMax() const { return directory_.memory().wholeBytesMax(); }
+  uint64_t largestMemory() const { return directory_.memory().largestMemoryBytes(); }
 
   // --- before a message
   // The member that runs a call on device `index`: where most of the bytes are that it uses.
@@ -59,7 +62,10 @@ class Session : public Members {
   Member& place(c10::ArrayRef<SegmentUse> uses, c10::DeviceIndex index, uint64_t made_bytes,
                 const Lock&);
   // Makes sure that a call's segments fit on a member.
-  void makeRoom(Member& member, c10::ArrayRef<SegmentUse> uses, uint64_t made_bytes, const Lock&);
+  void makeRoom(Member& member, c10::ArrayRef<SegmentUse> uses, uint64_t made_bytes,
+                const Lock& held) {
+    if (!single()) moveForRoom(member, uses, made_bytes, held);
+  }
   // The segment's present bytes are on `member` for its next message.
   void bring(wire::Address base, Member& member, const Lock& held) {
     if (!directory_.present(base, member.number())) bringByStep(base, member, held);
@@ -75,16 +81,6 @@ class Session : public Members {
   Member* home(wire::Address base, const Lock&);
   // The same, but memory is found for it.
   Member& homeOrPlace(wire::Address base, const Lock&);
-  // The generator's state is on `member` for its next message.
-  void bringGenerator(uint64_t generator, Member& member, const Lock&);
-  Member& generatorHome(uint64_t generator, const Lock&) {
-    return *members_[generator_home_.try_emplace(generator, 0).first->second];
-  }
-
-  // Generator 0 of each device belongs to it; that of the whole lease has a number of its own.
-  uint64_t defaultGenerator(c10::DeviceIndex index) const {
-    return !single() && index == 0 ? wire::kLeaseGenerator : 0;
-  }
 
   // --- after a message
   // Message `sequence` of `member` changed the segment: other copies are void.
@@ -101,7 +97,9 @@ class Session : public Members {
   // A call was posted on `member`, for those who trace accesses.
   void traceCall(c10::ArrayRef<SegmentUse> uses, c10::ArrayRef<wire::Address> made,
                  const Member& member, const Lock&) {
-    if (trace_.active()) noteCall(uses, made, member);
+    if (!trace_.active()) return;
+    trace_.noteCall({uses.data(), uses.size()}, {made.data(), made.size()}, member.number(),
+                    directory_);
   }
 
   // Copies a range of the segment `from_base` on `from` to the address `target` on `to`. Returns
@@ -123,19 +121,20 @@ class Session : public Members {
   void noteMembers();
   uint64_t carryOut(const Step& step, const Lock&);
   [[noreturn]] void raise(const Step& step) const;
+  [[noreturn]] void raiseOutOfMemory(uint64_t bytes, c10::DeviceIndex index) const;
+  void moveForRoom(Member& member, c10::ArrayRef<SegmentUse> uses, uint64_t made_bytes,
+                   const Lock&);
   void bringByStep(wire::Address base, Member& member, const Lock&);
   void flush(wire::Address base, const Lock&);
   void drop(const Step& step, const Lock&);
   void releaseCopies(wire::Address base, const Lock&) noexcept;
-  void noteCall(c10::ArrayRef<SegmentUse> uses, c10::ArrayRef<wire::Address> made,
-                const Member& member);
   void checkInvariants() const;
 
   Observer* observer_ = nullptr;
   Directory directory_;
   AccessTrace trace_;
   HostReleases host_releases_;
-  std::unordered_map<uint64_t, uint32_t> generator_home_;
+  GeneratorHomes generator_homes_;
 };
 
 }  // namespace shoal::client

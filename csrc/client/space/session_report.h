@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "client/space/session.h"
@@ -19,5 +20,12 @@ struct MapEntry {
   int64_t frame;      // its offset in its home's memory; -1: not there, or unknown
 };
 std::vector<MapEntry> mapOf(Session& session);
+
+// What the directory says of itself.
+struct DirectoryReport {
+  std::string violation;           // what is wrong with it; empty: nothing
+  std::vector<std::string> steps;  // the latest, oldest first
+};
+DirectoryReport reportOf(Session& session);
 
 }  // namespace shoal::client

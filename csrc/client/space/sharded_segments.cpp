@@ -39,7 +39,7 @@ std::vector<uint64_t> cutSegment(uint64_t bytes, uint64_t row_bytes, uint64_t ex
 
 Address join(Session& session, Extents extents, c10::DeviceIndex index, const Lock& held) {
   Observer::giveUp("a tensor is larger than any device");
-  const Address base = session.directory(held).joinExtents(std::move(extents), index - 1);
+  const Address base = session.directory(held).extents().join(std::move(extents), index - 1);
   TORCH_CHECK(base != 0, "shoal: more than ", wire::kSlotsMax, " tensors are alive in one lease");
   g_sharded_segments.fetch_add(1, std::memory_order_relaxed);
   return base;
@@ -79,11 +79,11 @@ Address joinSharded(Session& session, const std::vector<Address>& bases, c10::De
 
 Extents splitSharded(Session& session, Address base, const Lock& held) {
   g_sharded_segments.fetch_sub(1, std::memory_order_relaxed);
-  return session.directory(held).splitExtents(base);
+  return session.directory(held).extents().split(base);
 }
 
 const Extents* extentsOf(Session& session, Address base) {
-  return anySharded() ? session.directory(session.lock()).extents(base) : nullptr;
+  return anySharded() ? session.directory(session.lock()).extents().of(base) : nullptr;
 }
 
 }  // namespace shoal::client

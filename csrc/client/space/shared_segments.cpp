@@ -18,7 +18,7 @@ void share(Session& session, Address base, size_t number, const SharedDescriptor
     Directory& directory = session.directory(held);
     if (directory.at(base).shared)
       raiseShareError("this tensor is shared already: use the same handle");
-    if (directory.extents(base) != nullptr) {
+    if (directory.extents().of(base) != nullptr) {
       raiseShareError(
           "this tensor is larger than any device, so it is sharded and cannot be "
           "shared. Share slices of it: shoal.share(tensor[:n].clone())");

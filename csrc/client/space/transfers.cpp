@@ -58,8 +58,8 @@ uint64_t postTransfer(Member& member, Address address, uint64_t bytes, const voi
   }
   const auto start = reinterpret_cast<uint64_t>(host);
   uint64_t sequence = 0;
-  for (uint64_t at = 0; at < bytes; at += network::kPieceBytes) {
-    const uint64_t chunk = std::min(network::kPieceBytes, bytes - at);
+  for (uint64_t at = 0; at < bytes; at += network::kChunkBytes) {
+    const uint64_t chunk = std::min(network::kChunkBytes, bytes - at);
     sequence = member.post(Copy{address + at, chunk, start + at}, held);
   }
   return sequence;
@@ -164,21 +164,20 @@ bool settled(Member& home) {
 // moved meanwhile.
 bool readInPlace(Session& session, Address base, uint64_t offset, void* to, uint64_t bytes,
                  Member& home) {
-  using transport::Places;
+  using transport::LocationTable;
   const uint32_t slot = wire::slotOf(base);
-  const uint64_t word = home.places().word(slot);
-  if (!Places::present(word)) return false;
-  const bool in_host = Places::inHost(word);
-  if (in_host && !HostMemory::exists()) return false;
-  const uint64_t limit = in_host ? HostMemory::get().bytes() : home.arena().bytes();
-  const uint64_t start = Places::offset(word);
-  if (start > limit || offset > limit - start || bytes > limit - start - offset) {
-    home.raiseLost("it named memory that does not exist");
+  const uint64_t word = home.locations().word(slot);
+  const std::byte* from = nullptr;
+  try {
+    const auto host = HostMemory::exists() ? HostMemory::get().span() : LocationTable::Region{};
+    from = LocationTable::find(word, offset, bytes, home.arena().span(), host);
+  } catch (const wire::ProtocolError& error) {
+    home.raiseLost(error.what());
   }
-  const std::byte* from = in_host ? HostMemory::get().at(start) : home.arena().data() + start;
-  memory::copyBytes(to, from + offset, bytes);
+  if (from == nullptr) return false;
+  memory::copyBytes(to, from, bytes);
   std::atomic_thread_fence(std::memory_order_acquire);
-  if (home.places().word(slot) != word) return false;
+  if (home.locations().word(slot) != word) return false;
   countTransfer(session, home, 0, bytes, bytes);
   return true;
 }
@@ -342,13 +341,10 @@ bool addAcross(Session& session, Address to_base, uint64_t to_offset, Address fr
   const Lock held = session.lock();
   Member* from = session.home(from_base, held);
   Member* to = session.home(to_base, held);
-  if (from == nullptr || to == nullptr || from == to || !to->options().is_cpu ||
-      !from->options().is_cpu) {
-    return false;
-  }
+  if (from == nullptr || to == nullptr || from == to) return false;
   session.bringToWrite(to_base, *to, held);
   session.bring(from_base, *from, held);
-  const uint64_t reading = to->nextSequence(held);
+  const uint64_t reading = to->requests(held).nextSequence(held);
   const uint64_t exported = from->post(wire::Export{from_base, to->number(), reading}, held);
   const uint64_t sequence =
       to->post(wire::FetchAdd{.fetch = {.to = to_base + to_offset,
@@ -391,7 +387,8 @@ std::vector<std::pair<uint32_t, std::string>> copiesOf(Session& session, Address
   Segment segment;
   {
     const Lock held = session.lock();
-    TORCH_CHECK(session.directory(held).known(base), "no segment starts at this address");
+    TORCH_CHECK(session.directory(held).segments().known(base),
+                "no segment starts at this address");
     segment = session.directory(held).at(base);
   }
   std::vector<std::pair<uint32_t, std::string>> found;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "client/space/devices.h"
+#include "client/space/generator_homes.h"
 #include "wire/cursor.h"
 #include "wire/limits.h"
 
@@ -44,7 +45,7 @@ class GeneratorImpl final : public c10::GeneratorImpl {
       Session* session = Devices::get().byNumber(session_);
       if (session == nullptr || !session->usable()) return;
       const Lock held = session->lock();
-      session->generatorHome(number_, held).post(wire::GeneratorDrop{number_}, held);
+      generatorHome(*session, number_, held).post(wire::GeneratorDrop{number_}, held);
     } catch (...) {
     }
   }
@@ -107,7 +108,7 @@ class GeneratorImpl final : public c10::GeneratorImpl {
     return session;
   }
   uint64_t number(const Session& session) const {
-    return number_ != 0 ? number_ : session.defaultGenerator(device().index());
+    return number_ != 0 ? number_ : defaultGeneratorNumber(session, device().index());
   }
   void sendSeed(Session& session) {
     const Lock held = session.lock();
@@ -126,7 +127,7 @@ class GeneratorImpl final : public c10::GeneratorImpl {
   // Where the state is: a member's own generators stay, the lease's go to where they are needed.
   Member& home(Session& session, const Lock& held) const {
     if (device().index() > 0 || session.single()) return session.deviceMember(device().index());
-    return session.generatorHome(number(session), held);
+    return generatorHome(session, number(session), held);
   }
 
   uint64_t number_;  // 0: the device's default one
@@ -184,7 +185,7 @@ void seedNewSession(Session& session) {
   for (size_t i = session.single() ? 1 : 0; i <= session.size(); ++i) {
     const auto index = static_cast<c10::DeviceIndex>(i);
     const uint64_t seed = defaultGenerator(session.single() ? 0 : index).current_seed();
-    session.deviceMember(index).post(wire::Seed{session.defaultGenerator(index), seed});
+    session.deviceMember(index).post(wire::Seed{defaultGeneratorNumber(session, index), seed});
   }
 }
 

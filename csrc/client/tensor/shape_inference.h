@@ -4,10 +4,10 @@
 namespace shoal::client {
 
 // While one is alive on a thread, kernels of the device allocate nothing and send nothing.
-class Inference {
+class ShapeInference {
  public:
-  Inference() { ++depth_; }
-  ~Inference() { --depth_; }
+  ShapeInference() { ++depth_; }
+  ~ShapeInference() { --depth_; }
   static bool active() { return depth_ > 0; }
 
  private:

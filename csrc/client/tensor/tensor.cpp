@@ -7,7 +7,7 @@
 #include "client/space/devices.h"
 #include "client/space/session_report.h"
 #include "client/space/transfers.h"
-#include "client/tensor/inference.h"
+#include "client/tensor/shape_inference.h"
 #include "client/tensor/sharded_tensor.h"
 
 namespace shoal::client {
@@ -36,7 +36,7 @@ class Allocator final : public c10::DeviceAllocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
     const c10::Device device(c10::DeviceType::PrivateUse1, Devices::current());
-    if (bytes == 0 || Inference::active()) return makePointer(0, device);
+    if (bytes == 0 || ShapeInference::active()) return makePointer(0, device);
     return makePointer(mintFor(Devices::get().sessionWith(device.index()), bytes, device.index()),
                        device);
   }
@@ -58,7 +58,7 @@ class Allocator final : public c10::DeviceAllocator {
   void resetAccumulatedStats(c10::DeviceIndex) override {}
   void resetPeakStats(c10::DeviceIndex index) override {
     Session& session = Devices::get().sessionWith(index);
-    session.directory(session.lock()).resetPeak();
+    session.directory(session.lock()).memory().resetPeak();
   }
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex index) override {
     const MemoryUse use = memoryUse(Devices::get().sessionWith(index), index);
@@ -132,7 +132,7 @@ void resizeStorage(const c10::Storage& storage, uint64_t bytes) {
   const uint64_t keep = std::min<uint64_t>(impl->nbytes(), bytes);
   const c10::Device device = impl->device();
   wire::Address address = 0;
-  if (bytes > 0 && !Inference::active()) {
+  if (bytes > 0 && !ShapeInference::active()) {
     Session& session =
         old != 0 ? Devices::get().owner(old) : Devices::get().sessionWith(device.index());
     address = mintFor(session, bytes, device.index());

@@ -13,8 +13,9 @@
 #include "client/member/interrupts.h"
 #include "client/space/devices.h"
 #include "client/space/transfers.h"
-#include "client/tensor/inference.h"
+#include "client/tensor/shape_inference.h"
 #include "client/tensor/tensor.h"
+#include "client/torch/kernels.h"
 
 namespace shoal::client {
 namespace {
@@ -150,7 +151,7 @@ at::Tensor withoutBits(const at::Tensor& tensor) {
 }
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
-  if (Inference::active() || self.is_same(source)) return self;
+  if (ShapeInference::active() || self.is_same(source)) return self;
   const bool conjugate = self.is_conj() != source.is_conj();
   const bool negate = self.is_neg() != source.is_neg();
   at::Tensor to = withoutBits(self);
@@ -214,7 +215,9 @@ at::Scalar localScalar(const at::Tensor& self) {
   return self.is_neg() ? -value : value;
 }
 
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+}  // namespace
+
+void registerCopies(torch::Library& m) {
   m.impl("copy_", copy_);
   m.impl("_foreach_copy_", foreachCopy);
   m.impl("_copy_from", copyFrom);
@@ -222,5 +225,4 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_local_scalar_dense", localScalar);
 }
 
-}  // namespace
 }  // namespace shoal::client

@@ -7,6 +7,7 @@
 
 #include "client/member/events.h"
 #include "client/space/devices.h"
+#include "client/torch/kernels.h"
 #include "wire/cursor.h"
 
 namespace shoal::client {
@@ -175,9 +176,12 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
 };
 
-C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
-
 }  // namespace
+
+void registerGuard() {
+  static const Guard guard;
+  static const c10::impl::DeviceGuardImplRegistrar registrar(kType, &guard);
+}
 
 Elapsed elapsedBetween(const void* start, const void* end) {
   TORCH_CHECK(start != nullptr && end != nullptr,

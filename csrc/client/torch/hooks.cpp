@@ -2,11 +2,13 @@
 #include "client/torch/hooks.h"
 
 #include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <torch/library.h>
 
 #include "client/space/devices.h"
 #include "client/space/host_memory.h"
 #include "client/tensor/generator.h"
 #include "client/tensor/tensor.h"
+#include "client/torch/kernels.h"
 
 namespace shoal::client {
 namespace {
@@ -60,6 +62,14 @@ void registerHooks() {
   static Hooks hooks;
   at::RegisterPrivateUse1HooksInterface(&hooks);
   c10::SetAllocator(c10::DeviceType::PrivateUse1, allocator());
+  registerGuard();
+  const auto library = [](c10::DispatchKey key) {
+    return new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+  };
+  static auto* device = library(c10::DispatchKey::PrivateUse1);
+  static auto* autograd = library(c10::DispatchKey::AutogradPrivateUse1);
+  registerViews(*device, *autograd);
+  registerCopies(*device);
 }
 
 }  // namespace shoal::client

@@ -11,10 +11,11 @@
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
 
-#include "client/call/infer.h"
+#include "client/call/output_shapes.h"
 #include "client/space/devices.h"
 #include "client/tensor/sharded_tensor.h"
 #include "client/tensor/tensor.h"
+#include "client/torch/kernels.h"
 
 namespace shoal::client {
 namespace {
@@ -136,14 +137,13 @@ bool compatibleInsides(const at::Tensor& self, const at::Tensor& from) {
          self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(from.key_set());
 }
 
-TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
-  m.impl("_has_compatible_shallow_copy_type", compatibleInsides);
-}
-
 // All streams of a device share its op stream, in which frees follow uses.
 void recordStream(at::Tensor&, c10::Stream) {}
 
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+}  // namespace
+
+void registerViews(torch::Library& m, torch::Library& autograd) {
+  autograd.impl("_has_compatible_shallow_copy_type", compatibleInsides);
   m.impl("record_stream", recordStream);
   m.impl("_has_compatible_shallow_copy_type", compatibleInsides);
   m.impl("_efficientzerotensor", zerosForTangents);
@@ -163,5 +163,4 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("is_set_to", isSetTo);
 }
 
-}  // namespace
 }  // namespace shoal::client

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "network/tls.h"
+#include "network/tls/tls.h"
 #include "wire/cursor.h"
 #include "wire/limits.h"
 #include "wire/message.h"

@@ -1,4 +1,4 @@
-#include "network/tls.h"
+#include "network/tls/tls.h"
 
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -10,9 +10,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "base/clock.h"
-#include "network/libssl.h"
+#include "network/tls/libssl.h"
 #include "transport/ending.h"
 #include "transport/ring.h"
 
@@ -46,22 +47,9 @@ void require(bool good, const char* what) {
   if (!good) throw ConnectionLost(errorText(what));
 }
 
-// Owns an OpenSSL object for the length of a scope.
-struct Scoped {
-  void* object;
-  void (*drop)(void*);
-  ~Scoped() {
-    if (object != nullptr) drop(object);
-  }
-};
-
-void dropBio(void* bio) {
-  LibSsl::get().BIO_free(bio);
-}
-
 Scoped readCertificate(const std::string& pem) {
   const LibSsl& s = LibSsl::get();
-  const Scoped bio{s.BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())), &dropBio};
+  const Scoped bio{s.BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())), s.BIO_vfree};
   void* made = s.PEM_read_bio_X509(bio.object, nullptr, nullptr, nullptr);
   require(made != nullptr, "a certificate of the identity cannot be read");
   return {made, s.X509_free};
@@ -94,7 +82,7 @@ Tls::Tls(const Identity& identity) {
           "OpenSSL rejected the certificate. Run: shoal join CODE@HOST");
   {
     const Scoped bio{s.BIO_new_mem_buf(identity.key.data(), static_cast<int>(identity.key.size())),
-                     &dropBio};
+                     s.BIO_vfree};
     const Scoped key{s.PEM_read_bio_PrivateKey(bio.object, nullptr, nullptr, nullptr),
                      s.EVP_PKEY_free};
     require(key.object != nullptr, "the key of the identity cannot be read");
@@ -102,14 +90,25 @@ Tls::Tls(const Identity& identity) {
             "OpenSSL rejected the key. Run: shoal join CODE@HOST");
   }
   require(s.SSL_CTX_check_private_key(context_) == 1, "the key does not match the certificate");
-  const Scoped authority = readCertificate(identity.authority);
-  require(s.X509_STORE_add_cert(s.SSL_CTX_get_cert_store(context_), authority.object) == 1,
-          "OpenSSL rejected the pool's authority. Run: shoal join CODE@HOST");
+  if (!identity.authority.empty()) {
+    const Scoped authority = readCertificate(identity.authority);
+    require(s.X509_STORE_add_cert(s.SSL_CTX_get_cert_store(context_), authority.object) == 1,
+            "OpenSSL rejected the pool's authority. Run: shoal join CODE@HOST");
+  }
   s.SSL_CTX_set_verify(context_, kVerifyPeer | kVerifyFailIfNone, nullptr);
   guard.object = nullptr;
 }
 
+void Tls::trust(const std::string& certificate) {
+  const LibSsl& s = LibSsl::get();
+  Scoped read = readCertificate(certificate);
+  require(s.X509_STORE_add_cert(s.SSL_CTX_get_cert_store(context_), read.object) == 1,
+          "OpenSSL rejected the certificate of another worker");
+  trusted_.push_back(std::exchange(read.object, nullptr));
+}
+
 Tls::~Tls() {
+  for (void* certificate : trusted_) LibSsl::get().X509_free(certificate);
   LibSsl::get().SSL_CTX_free(context_);
 }
 
@@ -203,10 +202,13 @@ void Connection::fail(int result, const char* what) {
   throw ConnectionLost(errorText(what));
 }
 
-PeerName Connection::peer() const {
+PeerName Connection::peer(const Tls& tls) const {
   const LibSsl& s = LibSsl::get();
   const Scoped certificate{s.SSL_get1_peer_certificate(ssl_), s.X509_free};
   if (certificate.object == nullptr) throw ConnectionLost("the other side has no certificate");
+  for (const void* known : tls.trusted_) {
+    if (s.X509_cmp(known, certificate.object) == 0) return {"", "worker"};
+  }
   void* subject = s.X509_get_subject_name(certificate.object);
   const auto text = [&](int nid) {
     char found[256] = "";

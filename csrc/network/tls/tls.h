@@ -10,6 +10,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "base/clock.h"
 
@@ -27,7 +28,7 @@ class ConnectionLost : public std::runtime_error {
   Cause cause_;
 };
 
-// PEM texts.
+// PEM texts. Without an authority, no certificate but those of trust() is accepted.
 struct Identity {
   std::string key, certificate, authority;
 };
@@ -42,10 +43,14 @@ class Tls {
   explicit Tls(const Identity& identity);
   ~Tls();
   Tls(const Tls&) = delete;
+  // Accepts this very certificate, which nobody else has signed, from now on. Not while connections
+  // are being made.
+  void trust(const std::string& certificate);
 
  private:
   friend class Connection;
   void* context_;
+  std::vector<void*> trusted_;  // by trust()
 };
 
 class Connection {
@@ -59,7 +64,8 @@ class Connection {
   Connection(const Connection&) = delete;
 
   int fd() const { return fd_; }
-  PeerName peer() const;
+  // Whoever shows a certificate of trust() has the role "worker", and no name.
+  PeerName peer(const Tls& tls) const;
 
   // For greetings. Both throw if they are not done by `deadline_ns`.
   void readBy(void* to, size_t bytes, int64_t deadline_ns);

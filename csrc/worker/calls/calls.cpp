@@ -1,20 +1,15 @@
-#include "worker/execute/calls.h"
+#include "worker/calls/calls.h"
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <c10/core/GradMode.h>
 #include <c10/core/TensorImpl.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <time.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <cstring>
 
 #include "base/clock.h"
-#include "transport/ring.h"
-#include "wire/layout.h"
 #include "wire/limits.h"
+#include "worker/calls/tensors.h"
 #include "worker/failure/failure.h"
 
 namespace shoal::worker {
@@ -25,15 +20,6 @@ using wire::Tag;
 
 namespace {
 
-Shape shapeOf(const at::Tensor& tensor) {
-  Shape shape;
-  if (!tensor.defined()) return shape;
-  shape.dtype = tensor.scalar_type();
-  shape.sizes = tensor.sizes().vec();
-  shape.strides = tensor.strides().vec();
-  return shape;
-}
-
 bool sameLayout(const Shape& shape, const at::Tensor& tensor) {
   if (tensor.sizes() != at::IntArrayRef(shape.sizes)) return false;
   if (tensor.numel() == 0) return true;
@@ -43,20 +29,6 @@ bool sameLayout(const Shape& shape, const at::Tensor& tensor) {
   }
   return true;
 }
-
-// Whether the storage can become a segment as it is: only this tensor holds it, and starts where it
-// starts. It must hold all that the tensor spans: torch's "zero tensors" have no memory at all.
-bool ownsStorage(const at::Tensor& tensor, size_t holders) {
-  return tensor.has_storage() && tensor.storage().use_count() == holders &&
-         tensor.storage_offset() == 0 && !tensor.is_conj() && !tensor.is_neg() &&
-         (tensor.numel() == 0 || tensor.storage().data() != nullptr);
-}
-
-// The worker's loop runs below autograd. A recorded call needs autograd for one operator.
-struct AboveAutograd {
-  c10::impl::ForceDispatchKeyGuard keys{c10::default_included_set, c10::default_excluded_set};
-  c10::AutoGradMode with_grad{true};
-};
 
 // For one operator, the device's default generator continues the lease's generator.
 class LeaseRandom {
@@ -77,28 +49,6 @@ class LeaseRandom {
   at::Tensor own_;
 };
 
-void appendTensor(std::vector<uint64_t>& payload, OutputKind kind, const at::Tensor& tensor,
-                  uint32_t number = 0) {
-  wire::appendOutput(payload, kind, number, static_cast<uint8_t>(tensor.scalar_type()),
-                     tensor.sizes(), tensor.strides());
-}
-
-void appendScalar(std::vector<uint64_t>& payload, const c10::IValue& value) {
-  wire::appendOutput(payload, OutputKind::kScalar);
-  if (value.isBool()) {
-    wire::appendBool(payload, value.toBool());
-  } else if (value.isInt()) {
-    wire::appendValue(payload, Tag::kInt, static_cast<uint64_t>(value.toInt()));
-  } else if (value.isDouble()) {
-    wire::appendValue(payload, Tag::kFloatKeyed, wire::asWord(value.toDouble()));
-  } else if (value.isNone()) {
-    wire::appendTag(payload, Tag::kNone);
-  } else {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, "a result of type ", value.tagKind(),
-                                " cannot be sent to the client");
-  }
-}
-
 }  // namespace
 
 void Calls::prepare(const wire::Prepare& message, uint64_t sequence) {
@@ -113,6 +63,7 @@ void Calls::prepare(const wire::Prepare& message, uint64_t sequence) {
       throw ProtocolError("the prepared calls of this session are too large together");
     }
     entry.call = parsePrepared(message, device_);
+    entry.row = profile_.row(message, *entry.call);
   } catch (...) {
     // Reported when the call comes, so that a learning call can raise it in the client's own line.
     entry.failure = describe(std::current_exception(), sequence, operator_name_);
@@ -132,27 +83,29 @@ std::optional<std::vector<uint64_t>> Calls::call(const wire::Call& message, uint
   operator_name_ = prepared.name;
   if (message.immediates.size() != prepared.immediate_words) {
     throw ProtocolError("the call has " + std::to_string(message.immediates.size()) +
-                        " immediates, prepared were " + std::to_string(prepared.immediate_words));
+                        " immediates, the prepared call has " +
+                        std::to_string(prepared.immediate_words));
   }
   const bool learning = (message.flags & wire::kFlagLearn) != 0;
   if (!learning && outputs.size() != prepared.fresh_outputs) {
     throw ProtocolError("the call names " + std::to_string(outputs.size()) +
-                        " outputs, prepared were " + std::to_string(prepared.fresh_outputs));
+                        " outputs, the prepared call has " +
+                        std::to_string(prepared.fresh_outputs));
   }
   Run state;
   state.immediates = message.immediates.data();
   state.record = (message.flags & wire::kFlagRecord) != 0;
   state.lease_random = (message.flags & wire::kFlagLeaseRandom) != 0;
   try {
-    return run(prepared, state, message);
+    return run(found->second, state, message);
   } catch (...) {
     poison(outputs, describe(std::current_exception(), sequence, operator_name_));
     throw;
   }
 }
 
-std::optional<std::vector<uint64_t>> Calls::run(const PreparedCall& prepared, Run& run,
-                                                const wire::Call& message) {
+std::optional<std::vector<uint64_t>> Calls::run(Entry& entry, Run& run, const wire::Call& message) {
+  const PreparedCall& prepared = *entry.call;
   const bool learning = (message.flags & wire::kFlagLearn) != 0;
   run.stack.reserve(prepared.arguments.size());
   for (const uint32_t word : prepared.address_words) segments_.expect(run.immediates[word]);
@@ -174,8 +127,8 @@ std::optional<std::vector<uint64_t>> Calls::run(const PreparedCall& prepared, Ru
       before.push_back(value.isTensor() ? shapeOf(value.toTensor()) : Shape());
     }
   }
-  invoke(prepared, run);
-  if (run.record) keepGraph(message.graph, run);
+  entry.row.count(message.immediates.data(), invoke(prepared, run));
+  if (run.record) keepGraph(message.graph, run, entry.row);
   if (learning) return learn(prepared, run.stack, arguments, before);
   bindOutputs(prepared, run.stack, message.outputs);
   return std::nullopt;
@@ -262,7 +215,7 @@ at::Tensor Calls::tensorAt(wire::Address address, const Shape& shape, bool write
   return tensor;
 }
 
-void Calls::invoke(const PreparedCall& prepared, Run& run) {
+int64_t Calls::invoke(const PreparedCall& prepared, Run& run) {
   std::optional<LeaseRandom> random;
   if (run.lease_random) random.emplace(generators_);
   const int64_t start = nowNs();
@@ -276,6 +229,7 @@ void Calls::invoke(const PreparedCall& prepared, Run& run) {
   ++count_;
   busy_ns_ += took_ns;
   if (speed_ < 1.0) throttle(took_ns);
+  return speed_ < 1.0 ? static_cast<int64_t>(static_cast<double>(took_ns) / speed_) : took_ns;
 }
 
 int64_t Calls::threadCpuNs() {
@@ -350,135 +304,6 @@ void Calls::bindOutput(const Shape& shape, const at::Tensor& value, wire::Addres
 void Calls::poison(wire::Words addresses, const std::shared_ptr<const Failure>& failure) {
   for (const wire::Address address : addresses) {
     if (address != 0) segments_.poison(address, failure);
-  }
-}
-
-std::vector<uint64_t> Calls::learn(const PreparedCall& prepared, const torch::jit::Stack& results,
-                                   const torch::jit::Stack& arguments,
-                                   const std::vector<Shape>& before) {
-  learned_.clear();
-  std::vector<uint64_t> payload;
-  for (const auto& result : results) {
-    if (result.isTensor()) {
-      learnTensor(result.toTensor(), arguments, prepared, payload);
-    } else if (result.isTensorList()) {
-      const auto values = result.toTensorVector();
-      TORCH_CHECK(values.size() < wire::kOutputsMax, "the operator returned too many tensors");
-      wire::appendOutput(payload, OutputKind::kList, static_cast<uint32_t>(values.size()));
-      for (const auto& value : values) learnTensor(value, arguments, prepared, payload);
-    } else {
-      appendScalar(payload, result);
-    }
-  }
-  for (uint32_t i = 0; i < arguments.size(); ++i) {
-    if (!prepared.written[i] || !arguments[i].isTensor() || !arguments[i].toTensor().defined()) {
-      continue;
-    }
-    const at::Tensor& argument = arguments[i].toTensor();
-    if (argument.sizes() == at::IntArrayRef(before[i].sizes) &&
-        argument.strides() == at::IntArrayRef(before[i].strides)) {
-      continue;
-    }
-    // The operator resized an `out=` argument: it gets a segment of its own again.
-    learned_.push_back(argument.clone(at::MemoryFormat::Preserve));
-    appendTensor(payload, OutputKind::kResized, learned_.back(), i);
-  }
-  return payload;
-}
-
-void Calls::learnTensor(const at::Tensor& value, const torch::jit::Stack& arguments,
-                        const PreparedCall& prepared, std::vector<uint64_t>& payload) {
-  if (!value.defined()) {
-    return wire::appendOutput(payload, OutputKind::kUndefined);
-  }
-  for (uint32_t i = 0; i < arguments.size(); ++i) {
-    if (prepared.written[i] && arguments[i].isTensor() && arguments[i].toTensor().is_same(value)) {
-      return wire::appendOutput(payload, OutputKind::kArgument, i);
-    }
-  }
-  TORCH_CHECK_NOT_IMPLEMENTED(value.layout() == c10::kStrided, "the operator returned a ",
-                              value.layout(), " tensor, which a shoal device cannot hold");
-  at::Tensor fresh = value.device() == device_ ? value : value.to(device_);
-  // A recorded output stays part of its graph; the client's copy of it shares the memory.
-  if (fresh.requires_grad()) fresh = fresh.detach();
-  if (!fresh.is_non_overlapping_and_dense() || !ownsStorage(fresh, fresh.is_same(value) ? 1 : 2)) {
-    at::Tensor copy = at::empty_like(fresh, at::MemoryFormat::Preserve);
-    fresh = copy.copy_(fresh);
-  }
-  learned_.push_back(fresh);
-  appendTensor(payload, OutputKind::kFresh, fresh);
-}
-
-void Calls::bindLearned(const wire::Bind& message) {
-  const auto outputs = std::exchange(learned_, {});
-  if (message.outputs.size() != outputs.size()) {
-    throw ProtocolError("the addresses do not match the outputs");
-  }
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    const wire::Address address = message.outputs[i];
-    if (address == 0) continue;
-    const Shape shape = shapeOf(outputs[i]);
-    const int64_t bytes = wire::spanBytes(shape.sizes.data(), shape.strides.data(),
-                                          shape.sizes.size(), outputs[i].itemsize());
-    segments_.bind(address, outputs[i].storage(), static_cast<uint64_t>(bytes));
-  }
-}
-
-void Calls::keepGraph(uint64_t graph, Run& run) {
-  if (graphs_.size() >= wire::kGraphsMax) throw ProtocolError("too many graphs are alive");
-  Graph& kept = graphs_[graph];
-  kept = Graph();
-  kept.leaves = std::move(run.leaves);
-  for (auto& result : run.stack) {
-    TORCH_CHECK(result.isTensor(), "only operators that return tensors can be recorded");
-    kept.outputs.push_back(result.toTensor());
-    // The client gets the value. The graph keeps the variable.
-    result = result.toTensor().detach();
-  }
-}
-
-void Calls::backward(const wire::Backward& message, uint64_t sequence) {
-  const auto found = graphs_.find(message.graph);
-  if (found == graphs_.end()) throw ProtocolError("the graph is not there any more");
-  Graph& graph = found->second;
-  const wire::Words gradients = message.gradients, addresses = message.outputs;
-  if (gradients.size() != graph.outputs.size() || addresses.size() != graph.leaves.size()) {
-    throw ProtocolError("the gradients do not match the graph");
-  }
-  operator_name_ = "backward";
-  try {
-    std::shared_ptr<const Failure> poisoned;
-    std::vector<at::Tensor> outputs;
-    std::vector<at::Tensor> seeds;
-    for (size_t i = 0; i < graph.outputs.size(); ++i) {
-      if (gradients[i] == 0 || !graph.outputs[i].requires_grad()) continue;
-      Shape shape = shapeOf(graph.outputs[i].contiguous());
-      shape.item_bytes = graph.outputs[i].itemsize();
-      shape.span_bytes = graph.outputs[i].numel() * shape.item_bytes;
-      outputs.push_back(graph.outputs[i]);
-      seeds.push_back(tensorAt(gradients[i], shape, false, poisoned));
-    }
-    if (poisoned != nullptr) return poison(addresses, poisoned);
-    const AboveAutograd above;
-    const int64_t start = nowNs();
-    const auto found_gradients =
-        torch::autograd::grad(outputs, graph.leaves, seeds, /*retain_graph=*/true,
-                              /*create_graph=*/false, /*allow_unused=*/true);
-    busy_ns_ += nowNs() - start;
-    if (speed_ < 1.0) throttle(nowNs() - start);
-    const at::AutoDispatchBelowADInplaceOrView below;
-    for (size_t i = 0; i < graph.leaves.size(); ++i) {
-      const at::Tensor& leaf = graph.leaves[i];
-      const at::Tensor gradient = found_gradients[i].defined()
-                                      ? found_gradients[i].contiguous()
-                                      : at::zeros(leaf.sizes(), leaf.options());
-      Shape shape = shapeOf(gradient);
-      shape.span_bytes = static_cast<int64_t>(gradient.nbytes());
-      bindOutput(shape, gradient, addresses[i]);
-    }
-  } catch (...) {
-    poison(addresses, describe(std::current_exception(), sequence, operator_name_));
-    throw;
   }
 }
 

@@ -11,8 +11,9 @@
 #include <vector>
 
 #include "wire/messages.h"
-#include "worker/execute/device.h"
-#include "worker/execute/prepared.h"
+#include "worker/calls/call_profile.h"
+#include "worker/calls/device.h"
+#include "worker/calls/prepared.h"
 #include "worker/failure/failure.h"
 #include "worker/paging/segments.h"
 
@@ -27,12 +28,13 @@ inline void runOperator(const c10::OperatorHandle& op, torch::jit::Stack& stack)
 class Calls {
  public:
   Calls(c10::Device device, double speed, Segments& segments, Generators& generators,
-        RunOperator run_operator)
+        RunOperator run_operator, transport::SessionBlock* block = nullptr)
       : device_(device),
         speed_(speed),
         segments_(segments),
         generators_(generators),
-        run_operator_(run_operator) {}
+        run_operator_(run_operator),
+        profile_(block) {}
 
   void prepare(const wire::Prepare& message, uint64_t sequence);
   void forget() {
@@ -62,10 +64,12 @@ class Calls {
     std::optional<PreparedCall> call;
     std::shared_ptr<const Failure> failure;
     size_t words = 0;
+    CallRow row;
   };
   struct Graph {  // a recorded call that waits for its backward
     std::vector<at::Tensor> leaves;
     std::vector<at::Tensor> outputs;
+    CallRow row;
   };
   struct Run {  // one call while it runs
     torch::jit::Stack stack;
@@ -77,14 +81,13 @@ class Calls {
     bool writes = false;  // the operator changes the argument that is being built
   };
 
-  std::optional<std::vector<uint64_t>> run(const PreparedCall& prepared, Run& run,
-                                           const wire::Call& message);
+  std::optional<std::vector<uint64_t>> run(Entry& entry, Run& run, const wire::Call& message);
   c10::IValue build(const Argument& argument, Run& run);
   c10::IValue buildList(const Argument& argument, Run& run);
   at::Tensor buildTensor(const Shape& shape, Run& run);
   at::Tensor tensorAt(wire::Address address, const Shape& shape, bool writes,
                       std::shared_ptr<const Failure>& poison);
-  void invoke(const PreparedCall& prepared, Run& run);
+  int64_t invoke(const PreparedCall& prepared, Run& run);
   static int64_t threadCpuNs();
   void throttle(int64_t took_ns);
   void bindOutputs(const PreparedCall& prepared, const torch::jit::Stack& results,
@@ -95,13 +98,14 @@ class Calls {
                               const torch::jit::Stack& arguments, const std::vector<Shape>& before);
   void learnTensor(const at::Tensor& value, const torch::jit::Stack& arguments,
                    const PreparedCall& prepared, std::vector<uint64_t>& payload);
-  void keepGraph(uint64_t graph, Run& run);
+  void keepGraph(uint64_t graph, Run& run, const CallRow& row);
 
   c10::Device device_;
   double speed_;
   Segments& segments_;
   Generators& generators_;
   RunOperator run_operator_;
+  CallProfile profile_;
   std::unordered_map<uint32_t, Entry> prepared_;
   size_t prepared_words_ = 0;  // of all templates; a limit bounds it
   std::unordered_map<uint64_t, Graph> graphs_;

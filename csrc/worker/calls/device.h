@@ -1,36 +1,17 @@
-// What the worker needs of its device beyond operators, through torch's device-neutral interfaces:
-// memory, raw copies, time and generators. The same code serves CPU and accelerators.
+// What the worker needs of its device beyond operators and memory, through torch's device-neutral
+// interfaces: time and generators. The same code serves CPU and accelerators.
 #pragma once
 
 #include <ATen/core/Generator.h>
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
-#include <c10/core/Storage.h>
 
 #include <cstdint>
-#include <optional>
 #include <unordered_map>
 
 #include "transport/progress.h"
 
 namespace shoal::worker {
-
-class DeviceMemory {
- public:
-  explicit DeviceMemory(c10::Device device) : device_(device) {}
-
-  c10::Device device() const { return device_; }
-  bool isHost() const { return device_.is_cpu(); }
-  c10::Storage allocate(uint64_t bytes) const;
-  void copyIn(void* device_data, const void* host, uint64_t bytes) const;
-  void copyOut(void* host, const void* device_data, uint64_t bytes) const;
-  void copyWithin(void* to, const void* from, uint64_t bytes) const;
-  void synchronize() const;
-  void emptyCache() const;
-
- private:
-  c10::Device device_;
-};
 
 // Points in the stream, and the time between them as the device saw it.
 class Events {

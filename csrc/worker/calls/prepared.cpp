@@ -1,4 +1,4 @@
-#include "worker/execute/prepared.h"
+#include "worker/calls/prepared.h"
 
 #include <ATen/Functions.h>
 #include <ATen/core/jit_type.h>
@@ -273,7 +273,7 @@ std::optional<std::string> refusal(const c10::OperatorName& name) {
   bool known = false;
   for (const char* allowed : kNamespaces) known = known || space == allowed;
   if (!known) {
-    return "operators of namespace '" + space + "' are not on the device's allow-list";
+    return "shoal devices do not run operators of namespace '" + space + "'. Run it on the CPU";
   }
   for (const char* refused : kRefused) {
     if (name.name == refused) return "it may not run on a shared device";
@@ -294,8 +294,8 @@ PreparedCall parsePrepared(const wire::Prepare& message, c10::Device device) {
   }
   const auto op = c10::Dispatcher::singleton().findSchema(operator_name);
   TORCH_CHECK_NOT_IMPLEMENTED(op.has_value(), "operator ", name,
-                              " is not known to the device's torch. Custom operators must be "
-                              "installed where the device is.");
+                              " is not known to the device's torch. Install the library that "
+                              "defines it on the device's machine.");
   PreparedCall call{*op, std::string(name), {}, {}, {}, {}, 0, 0};
   TemplateParser parser(template_words, device);
   for (const auto& argument : op->schema().arguments()) {

@@ -39,6 +39,8 @@ std::shared_ptr<const Failure> describe(std::exception_ptr error, uint64_t seque
   } catch (const wire::ProtocolError& e) {
     failure.kind = ErrorKind::kProtocol;
     failure.text = e.what();
+  } catch (const PoisonedError& e) {
+    return e.cause();
   } catch (const c10::Error& e) {
     failure.kind = kindOf(e);
     failure.text = withoutDispatchTable(e.what_without_backtrace());

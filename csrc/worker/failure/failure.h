@@ -51,7 +51,8 @@ class ShareError : public std::runtime_error {
   bool revoked;
 };
 
-// Turns whatever an operator throws into a Failure.
+// Turns whatever an operator throws into a Failure. A consequence has the text and the call of its
+// cause.
 std::shared_ptr<const Failure> describe(std::exception_ptr error, uint64_t sequence,
                                         const std::string& operator_name);
 

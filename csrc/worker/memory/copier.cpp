@@ -1,4 +1,4 @@
-#include "worker/paging/copier.h"
+#include "worker/memory/copier.h"
 
 #include <sys/prctl.h>
 

@@ -13,7 +13,7 @@
 #include <mutex>
 #include <thread>
 
-#include "worker/paging/swap_space.h"
+#include "worker/memory/swap_space.h"
 
 namespace shoal::worker {
 

@@ -1,4 +1,4 @@
-#include "worker/paging/swap_space.h"
+#include "worker/memory/swap_space.h"
 
 #include <c10/util/Exception.h>
 
@@ -14,7 +14,8 @@ SwapSpace::SwapSpace(const SwapOptions& options)
     : host_{std::make_unique<memory::HostFrames>(options.host_bytes),
             memory::BlockAllocator(options.host_bytes)},
       disk_{std::make_unique<memory::DiskFrames>(options.disk_bytes, options.directory),
-            memory::BlockAllocator(options.disk_bytes)} {}
+            memory::BlockAllocator(options.disk_bytes)},
+      grant_(options.grant) {}
 
 void SwapSpace::Level::trim() {
   for (const auto& [offset, bytes] : blocks.freeRanges()) memory->unmap(offset, bytes);
@@ -25,8 +26,16 @@ void SwapSpace::trim() {
   disk_.trim();
 }
 
+std::optional<size_t> SwapSpace::allocateHost(uint64_t bytes) {
+  const uint64_t used = host_.blocks.usedBytes(), most = hostLimit();
+  if (used > most || bytes > most - used) return std::nullopt;
+  const auto offset = host_.blocks.allocate(bytes);
+  if (grant_ != nullptr) grant_->publishSwap(host_.blocks.usedBytes());
+  return offset;
+}
+
 std::optional<SwapBlock> SwapSpace::allocate(uint64_t bytes) {
-  if (const auto offset = host_.blocks.allocate(bytes)) return SwapBlock{Tier::kHost, *offset};
+  if (const auto offset = allocateHost(bytes)) return SwapBlock{Tier::kHost, *offset};
   const auto offset = disk_.blocks.allocate(bytes);
   if (!offset) return std::nullopt;
   try {
@@ -44,12 +53,19 @@ std::optional<SwapBlock> SwapSpace::allocate(uint64_t bytes) {
                      error.what(), ". Free space there, or start the pool with $SHOAL_SPILL_DIR ",
                      "set to a directory that can be written.");
   }
+  if (grant_ != nullptr) grant_->publishDisk(disk_.blocks.usedBytes());
   return SwapBlock{Tier::kDisk, *offset};
 }
 
 void SwapSpace::release(const SwapBlock& block) {
-  if (block.tier == Tier::kHost) host_.blocks.release(block.offset);
-  if (block.tier == Tier::kDisk) disk_.blocks.release(block.offset);
+  if (block.tier == Tier::kHost) {
+    host_.blocks.release(block.offset);
+    if (grant_ != nullptr) grant_->publishSwap(host_.blocks.usedBytes());
+  }
+  if (block.tier == Tier::kDisk) {
+    disk_.blocks.release(block.offset);
+    if (grant_ != nullptr) grant_->publishDisk(disk_.blocks.usedBytes());
+  }
 }
 
 void SwapSpace::write(const SwapBlock& block, uint64_t at, const std::byte* from,

@@ -1,6 +1,7 @@
 // Where a device's memory goes when the device is full: host memory first, then a file on disk.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -9,13 +10,15 @@
 
 #include "memory/block_allocator.h"
 #include "memory/physical_memory.h"
+#include "worker/memory/grant.h"
 
 namespace shoal::worker {
 
 struct SwapOptions {
   uint64_t host_bytes = 0;
   uint64_t disk_bytes = 0;
-  std::string directory;  // of the file; needed where disk_bytes > 0
+  std::string directory;   // of the file; needed where disk_bytes > 0
+  Grant* grant = nullptr;  // limits the host memory in use; null: all of it may be used
 };
 
 // A block of swap space, or the client's host memory that the segment was adopted from.
@@ -29,7 +32,7 @@ class SwapSpace {
  public:
   explicit SwapSpace(const SwapOptions& options);
 
-  uint64_t bytes() const { return host_.memory->bytes() + disk_.memory->bytes(); }
+  uint64_t bytes() const { return hostLimit() + disk_.memory->bytes(); }
   // Takes host memory while it lasts, then disk. Returns nothing if both are full. Throws
   // c10::OutOfMemoryError with the system's reason if the disk holds less than declared.
   std::optional<SwapBlock> allocate(uint64_t bytes);
@@ -48,7 +51,14 @@ class SwapSpace {
     void trim();
   };
 
+  uint64_t hostLimit() const {
+    const uint64_t most = host_.memory->bytes();
+    return grant_ == nullptr ? most : std::min(most, grant_->swapLimitBytes());
+  }
+  std::optional<size_t> allocateHost(uint64_t bytes);
+
   Level host_, disk_;
+  Grant* grant_;
 };
 
 }  // namespace shoal::worker

@@ -10,8 +10,8 @@ namespace shoal::worker {
 
 class Locations {
  public:
-  // Offsets count in `arena`, which is null on accelerators, or in `host`.
-  Locations(transport::Places* table, const memory::SharedMemory* arena,
+  // Offsets count in `arena`, the memory that peers map, or in `host`.
+  Locations(transport::LocationTable* table, const memory::SharedMemory* arena,
             const memory::SharedMemory* host)
       : table_(table), arena_(arena), host_(host) {}
 
@@ -27,7 +27,7 @@ class Locations {
       table_->clear(segment.slot);
     }
   }
-  // Message `exported` shows a peer where the segment is now, or a copy of it in the arena.
+  // Message `exported` shows a peer where the segment is now, or a copy of it in `arena`.
   void note(uint64_t exported, const Segment& segment) {
     if (table_ != nullptr) table_->note(exported, segment.slot);
   }
@@ -38,7 +38,7 @@ class Locations {
   }
 
  private:
-  transport::Places* table_;
+  transport::LocationTable* table_;
   const memory::SharedMemory* arena_;
   const memory::SharedMemory* host_;
 };

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "worker/failure/failure.h"
-#include "worker/paging/copier.h"
+#include "worker/memory/copier.h"
 #include "worker/paging/eviction_policy.h"
 #include "worker/peers/peers.h"
 #include "worker/shared/shared_block.h"

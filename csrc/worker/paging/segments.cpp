@@ -15,13 +15,21 @@ std::string hex(wire::Address address) {
   return text;
 }
 
+// The memory that peers map.
+const memory::SharedMemory* mappedBy(const SegmentsOptions& options) {
+  if (options.arena != nullptr) return &options.arena->region();
+  return options.shown == nullptr ? nullptr : &options.shown->region();
+}
+
 }  // namespace
 
 Segments::Segments(const SegmentsOptions& options)
     : session_(options.session),
+      device_(options.device),
       arena_(options.arena),
+      shown_(options.shown),
       peers_(options.peers),
-      locations_(options.places, arena_ == nullptr ? nullptr : &arena_->region(), options.host),
+      locations_(options.locations, mappedBy(options), options.host),
       policy_(options.policy) {
   if (arena_ == nullptr) return;
   swapper_ = std::make_unique<Swapper>(options.swap, *arena_, policy_, locations_, peers_);
@@ -34,6 +42,14 @@ Segments::~Segments() {
 
 bool Segments::reclaim(uint64_t bytes) {
   return dropFreed(/*wait=*/true) || swapper_->reclaim(bytes);
+}
+
+// No message runs, so the segments of the last one may leave too.
+void Segments::shrink(uint64_t bytes) {
+  if (swapper_ == nullptr) return;
+  policy_.setNow(policy_.now() + 1);
+  dropFreed(/*wait=*/false);
+  swapper_->reclaim(bytes);
 }
 
 Segment& Segments::at(wire::Address address, uint64_t bytes) {
@@ -107,6 +123,14 @@ c10::Storage Segments::snapshot(const Segment& segment) const {
   c10::Storage copy(c10::Storage::use_byte_size_t(), segment.bytes,
                     allocator->allocate(segment.bytes), allocator, /*resizable=*/true);
   memory::copyBytes(copy.mutable_data(), segment.storage.data(), segment.bytes);
+  return copy;
+}
+
+// Copies its bytes to where peers see them.
+c10::Storage Segments::shownCopy(const Segment& segment) {
+  if (shown_->isFull(segment.bytes)) dropFreed(/*wait=*/true);
+  c10::Storage copy = shown_->allocate(segment.bytes);
+  device_.copyOut(copy.mutable_data(), segment.storage.data(), segment.bytes);
   return copy;
 }
 
@@ -208,9 +232,10 @@ void Segments::addReader(wire::Address address, PeerRead reader, uint64_t export
   peers_->awaitRead(before.peer, before.sequence);
   before = reader;
   const Place place = use(address, 0, /*writes=*/false);
-  if (place.segment->shared != nullptr) {
+  const bool copies = shown_ != nullptr && place.segment->bound && place.segment->bytes > 0;
+  if (copies || place.segment->shared != nullptr) {
     // Peers do not map this memory. They read a copy, which goes when they are done.
-    c10::Storage copy = snapshot(*place.segment);
+    c10::Storage copy = copies ? shownCopy(*place.segment) : snapshot(*place.segment);
     locations_.noteCopy(exported, copy);
     freed_.push_back({std::move(copy), {reader}});
     return;

@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "wire/address.h"
-#include "worker/paging/arena.h"
+#include "worker/accelerator/device_memory.h"
+#include "worker/memory/arena.h"
+#include "worker/memory/shown_copies.h"
 #include "worker/paging/eviction_policy.h"
 #include "worker/paging/locations.h"
 #include "worker/paging/segment.h"
@@ -18,10 +20,13 @@ namespace shoal::worker {
 
 struct SegmentsOptions {
   uint32_t session = 1;
+  DeviceMemory device{c10::Device(c10::DeviceType::CPU)};
   Arena* arena = nullptr;                      // null on accelerators: their segments never leave
+  ShownCopies* shown = nullptr;                // what peers read there
   const memory::SharedMemory* host = nullptr;  // the client's region
   const Peers* peers = nullptr;                // what they read must neither change nor leave
-  transport::Places* places = nullptr;         // where the table of locations is, if there is one
+  transport::LocationTable* locations =
+      nullptr;  // where the table of locations is, if there is one
   SwapOptions swap;
   PolicyOptions policy;
 };
@@ -71,9 +76,13 @@ class Segments final : private Reclaimer {
   // A peer will read the segment. Message `exported` says so, and notes where the segment is.
   void addReader(wire::Address address, PeerRead reader, uint64_t exported);
 
-  // Gives unused swap space back to the system.
+  // Between two messages: frees about `bytes` of the device's memory.
+  void shrink(uint64_t bytes);
+
+  // Gives unused host memory and swap space back to the system.
   void trim() {
     if (swapper_ != nullptr) swapper_->trim();
+    if (shown_ != nullptr) shown_->trim();
   }
   uint64_t swapBytes() const { return swapper_ == nullptr ? 0 : swapper_->bytes(); }
   uint64_t swappedBytes() const { return swapper_ == nullptr ? 0 : swapper_->usedBytes(); }
@@ -92,6 +101,7 @@ class Segments final : private Reclaimer {
   void retire(Segment& segment);
   bool dropFreed(bool wait);
   c10::Storage snapshot(const Segment& segment) const;
+  c10::Storage shownCopy(const Segment& segment);
 
   struct Freed {
     c10::Storage storage;
@@ -103,7 +113,9 @@ class Segments final : private Reclaimer {
   };
 
   uint32_t session_;
+  DeviceMemory device_;
   Arena* arena_;
+  ShownCopies* shown_;
   const Peers* peers_;
   std::vector<Freed> freed_;     // that peers still read
   std::vector<PeerRead> noted_;  // by number of the note: who may still look at it

@@ -20,6 +20,12 @@ Segment* asSegment(PagedSegment* segment) {
   return static_cast<Segment*>(segment);
 }
 
+// Its bytes are in swap space only.
+bool isAway(const Segment& segment) {
+  return segment.bytes > 0 && segment.swap && !segment.dropped &&
+         segment.storage.unsafeGetStorageImpl() != nullptr && segment.storage.data() == nullptr;
+}
+
 std::byte* dataOf(const Segment& segment) {
   return static_cast<std::byte*>(segment.storage.mutable_data());
 }
@@ -65,6 +71,7 @@ void Swapper::freed(Segment& segment) {
   if (segment.outgoing != nullptr) dropCopyOut(segment);
   if (segment.swap) swap_.release(*segment.swap);
   if (segment.in_place) arena_.charge(-static_cast<int64_t>(segment.bytes));
+  if (isAway(segment)) moveAway(segment, /*out=*/false);
   policy_.forget(segment);
   static_cast<PagedSegment&>(segment) = {.bytes = segment.bytes, .slot = segment.slot};
   segment.swap.reset();
@@ -118,6 +125,7 @@ void Swapper::bringIn(Segment& segment, bool ahead) {
     counters_.stall_ns += nowNs() - start;
   }
   count(*segment.swap, static_cast<int64_t>(segment.bytes), /*out=*/false);
+  moveAway(segment, /*out=*/false);
   segment.storage = std::move(storage);
   segment.copied = true;
   policy_.enter(segment);
@@ -143,6 +151,7 @@ void Swapper::exchange(Segment& segment) {
     throw;
   }
   std::copy(aside.begin(), aside.end(), static_cast<std::byte*>(storage.mutable_data()));
+  moveAway(segment, /*out=*/false);
   segment.storage = std::move(storage);
   segment.copied = false;
   policy_.enter(segment);
@@ -168,6 +177,7 @@ void Swapper::putBack(Segment& segment, const std::vector<std::byte>& aside) {
     if (segment.swap) swap_.release(*segment.swap);
     segment.swap.reset();
   }
+  moveAway(segment, /*out=*/false);
   policy_.forget(segment);
   refuseLost(segment);
 }
@@ -297,6 +307,14 @@ void Swapper::vacate(Segment& segment) {
       c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(), nullptr, false);
   policy_.leave(segment);
   locations_.publish(segment);
+  if (!segment.dropped) moveAway(segment, /*out=*/true);
+}
+
+void Swapper::moveAway(const Segment& segment, bool out) {
+  if (Grant* grant = arena_.grant()) {
+    grant->moveAway(out ? static_cast<int64_t>(segment.bytes)
+                        : -static_cast<int64_t>(segment.bytes));
+  }
 }
 
 // Waits for all prefetched segments: one of them may have to leave again. Returns false if there

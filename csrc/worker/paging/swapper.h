@@ -6,13 +6,13 @@
 #include <memory>
 #include <vector>
 
-#include "worker/paging/arena.h"
-#include "worker/paging/copier.h"
+#include "worker/memory/arena.h"
+#include "worker/memory/copier.h"
+#include "worker/memory/swap_space.h"
 #include "worker/paging/eviction_policy.h"
 #include "worker/paging/locations.h"
 #include "worker/paging/lookahead.h"
 #include "worker/paging/segment.h"
-#include "worker/paging/swap_space.h"
 
 namespace shoal::worker {
 
@@ -80,6 +80,7 @@ class Swapper {
   [[noreturn]] static void refuseLost(const Segment& segment);
   void arrived(Segment& segment);
   void count(const SwapBlock& block, int64_t bytes, bool out);
+  void moveAway(const Segment& segment, bool out);
 
   Arena& arena_;
   EvictionPolicy& policy_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/clock.h"
+#include "network/exported_read.h"
 #include "transport/ring.h"
 #include "wire/cursor.h"
 #include "worker/failure/failure.h"
@@ -27,12 +28,13 @@ void Peers::add(PeerOptions options) {
     return;
   }
   peer.progress_region = SharedMemory::attach(options.progress_fd, transport::kProgressBytes);
-  peer.places_region = SharedMemory::attach(options.places_fd, transport::kPlacesBytes);
+  peer.locations_region =
+      SharedMemory::attach(options.locations_fd, transport::kLocationTableBytes);
   if (options.arena_bytes > 0) {
     peer.arena = SharedMemory::attach(options.arena_fd, options.arena_bytes);
   }
   peer.progress = reinterpret_cast<transport::Progress*>(peer.progress_region.data());
-  peer.places = std::make_unique<transport::Places>(peer.places_region.data());
+  peer.locations = std::make_unique<transport::LocationTable>(peer.locations_region.data());
   peers_.push_back(std::move(peer));
 }
 
@@ -98,26 +100,13 @@ bool Peers::hasEnded(const Peer& other) {
 void Peers::raiseSilent(const Peer& other) {
   raiseGone(other, "its worker gave no sign of life for " +
                        std::to_string(transport::kHeartbeatLostMs / 1000) +
-                       " s while its data was waited for");
+                       " s while another device waited for its data");
 }
 
 void Peers::raiseGone(const Peer& other, const std::string& why) {
   throw PeerGone("device " + other.name + " of this lease was lost: " + why +
                      ". Call shoal.connect() for a new lease.",
                  other.name);
-}
-
-bool Peers::readAt(const Peer& peer, uint64_t word, uint64_t offset, uint64_t bytes,
-                   const Copy& copy) const {
-  if (!transport::Places::present(word)) return false;
-  const auto& region = transport::Places::inHost(word) ? host_ : peer.arena;
-  const uint64_t start = transport::Places::offset(word);
-  if (start > region.bytes() || offset > region.bytes() - start ||
-      bytes > region.bytes() - start - offset) {
-    throw wire::ProtocolError("device " + peer.name + " names memory that does not exist");
-  }
-  copy(region.data() + start + offset, 0, bytes);
-  return true;
 }
 
 transport::Progress* Peers::toldBy(uint32_t peer) const {
@@ -145,17 +134,15 @@ bool Peers::read(uint32_t peer, const network::ReadRequest& request, const Copy&
       raiseGone(other, error.what());
     }
   }
-  const auto& [base, offset, bytes, written, exported, reading] = request;
-  const uint32_t slot = wire::slotOf(base);
-  await(peer, written);
-  // Until the export, the slot's word is about this segment. The peer may move it during the copy.
-  const uint64_t word = other.places->word(slot);
-  if (!isPast(peer, exported) && readAt(other, word, offset, bytes, copy)) {
-    std::atomic_thread_fence(std::memory_order_acquire);
-    if (other.places->word(slot) == word) return true;
+  const network::ShownMemory shown{other.progress, other.locations.get(), other.arena.span(),
+                                   host_.span()};
+  try {
+    return network::readExported(
+        shown, request, [&](uint64_t sequence) { await(peer, sequence); },
+        [&](const std::byte* from) { copy(from, 0, request.bytes); });
+  } catch (const wire::ProtocolError& error) {
+    throw wire::ProtocolError("device " + other.name + ": " + error.what());
   }
-  await(peer, exported);
-  return readAt(other, other.places->noted(exported), offset, bytes, copy);
 }
 
 }  // namespace shoal::worker

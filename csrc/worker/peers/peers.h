@@ -18,7 +18,7 @@
 namespace shoal::worker {
 
 struct PeerOptions {
-  int progress_fd = -1, places_fd = -1, arena_fd = -1;
+  int progress_fd = -1, locations_fd = -1, arena_fd = -1;
   uint64_t arena_bytes = 0;
   std::string name;
   std::unique_ptr<network::PeerReader>
@@ -48,7 +48,7 @@ class Peers {
     return isPast(peer, sequence) || at(peer).ended;
   }
   // Takes a chunk of a copy: [at, + bytes) of it.
-  using Copy = network::PeerReader::Piece;
+  using Copy = network::PeerReader::Chunk;
   // Copies [offset, + bytes) of the peer's segment at `base` with `copy`, as early as possible. The
   // segment is valid from the peer's message `written` on, and kept from `exported` on. Returns
   // false if the peer has no such segment.
@@ -68,9 +68,9 @@ class Peers {
  private:
   struct Peer {
     std::string name;
-    memory::SharedMemory progress_region, places_region, arena;
+    memory::SharedMemory progress_region, locations_region, arena;
     transport::Progress* progress;
-    std::unique_ptr<transport::Places> places;
+    std::unique_ptr<transport::LocationTable> locations;
     std::unique_ptr<network::PeerReader> elsewhere;
     mutable std::optional<uint64_t> silent_since;  // its heartbeat when the silence was too long
     mutable bool ended = false;                    // its process on this machine has ended
@@ -80,8 +80,6 @@ class Peers {
   static bool hasEnded(const Peer& other);
   bool awaitOrEnd(uint32_t peer, uint64_t sequence) const;
   const Peer& at(uint32_t peer) const;
-  bool readAt(const Peer& peer, uint64_t word, uint64_t offset, uint64_t bytes,
-              const Copy& copy) const;
 
   const memory::SharedMemory& host_;
   std::function<void()> liveness_;

@@ -10,20 +10,24 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <thread>
 
 #include "base/clock.h"
+#include "base/futex.h"
 #include "base/log.h"
 #include "memory/shared_memory.h"
+#include "network/tls/session_identity.h"
 #include "network/worker_link.h"
 #include "transport/ending.h"
 #include "transport/location_table.h"
 #include "transport/progress.h"
 #include "transport/ring.h"
 #include "wire/limits.h"
+#include "worker/accelerator/start.h"
 #include "worker/execute/executor.h"
-#include "worker/paging/arena.h"
+#include "worker/memory/arena.h"
 #include "worker/shared/reader_memory.h"
 
 namespace shoal::worker {
@@ -33,6 +37,7 @@ namespace {
 // in a running program. An idle one sleeps after this.
 constexpr int64_t kSpinUs = 1000;
 constexpr int64_t kSpinShortUs = 50;          // if the client and the lease's devices use all cores
+constexpr int64_t kSleepMs = 50;              // between two looks whether the client is there
 constexpr int64_t kArrivalsNs = 10000000000;  // for a remote client to open its data connections
 
 class RingReplies final : public ReplySink {
@@ -74,18 +79,24 @@ bool closed(int socket) {
 
 // Ends the process when the client is gone: a call may run for minutes. It also receives shared
 // memory, and says by a heartbeat that the process is alive.
-[[noreturn]] void watchClient(int socket, int client_pidfd, transport::Progress& progress,
+[[noreturn]] void watchClient(int socket, int client_pidfd, int orders_fd,
+                              const std::function<void()>& ordered, transport::Progress& progress,
                               SharedMemories& shared) {
   prctl(PR_SET_NAME, "shoal-watch");
   // Shared memory passes on one machine only. What a remote client sends is not read here.
   const short listens = client_pidfd >= 0 ? POLLIN | POLLRDHUP : POLLRDHUP;
-  pollfd peers[2] = {{socket, listens, 0}, {client_pidfd, POLLIN, 0}};
+  pollfd peers[3] = {{socket, listens, 0}, {client_pidfd, POLLIN, 0}, {orders_fd, POLLIN, 0}};
   while (true) {
-    const bool heard = poll(peers, 2, transport::kHeartbeatMs) > 0;
+    const bool heard = poll(peers, 3, transport::kHeartbeatMs) > 0;
     progress.heartbeat.fetch_add(1, std::memory_order_relaxed);
     if (!heard) continue;
     if (peers[1].revents != 0) transport::endProcess(transport::Ending::kClientEnded);
     if ((peers[0].revents & ~POLLIN) != 0) transport::endWithClient(socket, client_pidfd);
+    if (peers[2].revents != 0) {
+      uint64_t count;
+      if (read(orders_fd, &count, sizeof count) == sizeof count) ordered();
+    }
+    if (peers[0].revents == 0) continue;
     try {
       shared.receive(socket);
     } catch (const std::exception& error) {
@@ -96,12 +107,16 @@ bool closed(int socket) {
 }
 
 [[noreturn]] void run(Executor& executor, transport::RingConsumer& requests,
-                      transport::Progress& progress, int64_t spin_us) {
+                      transport::Progress& progress, int64_t spin_us,
+                      const transport::Liveness& liveness) {
+  ServerOrders& orders = executor.orders();
   std::vector<uint64_t> message;
   uint64_t sequence = 0;
   while (true) {
+    if (orders.any()) orders.obey();
     if (!requests.poll(message)) {
-      requests.wait(spin_us, /*timeout_ms=*/INT64_MAX / 2000000);
+      if (requests.spin(spin_us)) continue;
+      while (!orders.any() && !requests.sleep(kSleepMs)) liveness();
       continue;
     }
     executor.handle(message, ++sequence);
@@ -114,19 +129,25 @@ bool closed(int socket) {
 
 struct Worker::State {
   WorkerOptions options;
-  memory::SharedMemory requests, replies, progress, places, host;
-  std::unique_ptr<Arena> arena;
+  memory::SharedMemory requests, replies, progress, locations, host, block;
+  std::unique_ptr<Grant> grant;        // null: no device server limits and counts the session
+  std::unique_ptr<Arena> arena;        // of a CPU device
+  std::unique_ptr<ShownCopies> shown;  // of an accelerator
   std::unique_ptr<Peers> peers;
   std::unique_ptr<network::Arrivals> arrivals;
   uint32_t member = 0;  // this device's index in the lease
   struct Elsewhere {
     uint32_t peer;
     network::PeerEndpoint endpoint;
+    std::shared_ptr<const network::Tls> tls;  // for connections to it: accepts its certificate only
   };
   std::vector<Elsewhere> elsewhere;
   SharedMemories shared;
   ReaderMemory reader;
 
+  const memory::SharedMemory& mappedByPeers() const {
+    return arena != nullptr ? arena->region() : shown->region();
+  }
   transport::Liveness liveness() const {
     return [socket = options.socket] {
       if (closed(socket)) throw transport::PeerLost("the client closed the session");
@@ -142,17 +163,25 @@ Worker::Worker(WorkerOptions options) : state_(std::make_unique<State>()) {
       SharedMemory::create("shoal-replies", transport::ringRegionBytes(wire::kReplyRingBytes));
   state_->progress = SharedMemory::create("shoal-progress", transport::kProgressBytes);
   state_->progress.claim();  // so that peers see when this process ends
-  state_->places = SharedMemory::create("shoal-places", transport::kPlacesBytes);
+  state_->locations = SharedMemory::create("shoal-locations", transport::kLocationTableBytes);
   state_->host = options.host_fd >= 0
                      ? SharedMemory::attach(options.host_fd, options.host_bytes)
                      : SharedMemory::create("shoal-staging", network::stagingRegionBytes());
   if (options.arrivals) {
     state_->arrivals = std::make_unique<network::Arrivals>(std::move(*options.arrivals));
   }
+  if (options.block_fd >= 0) {
+    state_->block = SharedMemory::attach(options.block_fd, transport::kSessionBlockBytes);
+    state_->grant = std::make_unique<Grant>(
+        *reinterpret_cast<transport::SessionBlock*>(state_->block.data()), options.reports_fd);
+  }
   if (options.device == "cpu") {
     const uint64_t addresses = Arena::addressBytes(options.memory_bytes);
-    state_->arena = std::make_unique<Arena>(SharedMemory::create("shoal-arena", addresses),
-                                            options.memory_bytes, options.name);
+    state_->arena =
+        std::make_unique<Arena>(SharedMemory::create("shoal-arena", addresses),
+                                options.memory_bytes, options.name, state_->grant.get());
+  } else {
+    state_->shown = std::make_unique<ShownCopies>(options.memory_bytes);
   }
   transport::setLastWords(options.last_words_fd);
   state_->options = std::move(options);
@@ -162,12 +191,8 @@ Worker::~Worker() = default;
 
 SharedRegions Worker::regions() const {
   const State& s = *state_;
-  return {s.requests.fd(),
-          s.replies.fd(),
-          s.progress.fd(),
-          s.places.fd(),
-          s.arena ? s.arena->region().fd() : -1,
-          s.arena ? s.arena->region().bytes() : 0};
+  return {s.requests.fd(),  s.replies.fd(),         s.progress.fd(),
+          s.locations.fd(), s.mappedByPeers().fd(), s.mappedByPeers().bytes()};
 }
 
 void Worker::addPeer(PeerOptions options) {
@@ -180,33 +205,43 @@ void Worker::addPeer(PeerOptions options) {
 void Worker::addSelf(std::string name) {
   const auto copy = [](int fd) { return fcntl(fd, F_DUPFD_CLOEXEC, 0); };
   const SharedRegions own = regions();
-  addPeer({copy(own.progress_fd), copy(own.places_fd),
+  addPeer({copy(own.progress_fd), copy(own.locations_fd),
            own.arena_bytes > 0 ? copy(own.arena_fd) : -1, own.arena_bytes, std::move(name),
            nullptr});
 }
 
-void Worker::addPeerElsewhere(network::PeerEndpoint endpoint, uint32_t member, std::string name) {
+void Worker::addPeerElsewhere(network::PeerEndpoint endpoint, const std::string& certificate,
+                              uint32_t member, std::string name) {
   if (state_->arrivals == nullptr) {
     throw std::runtime_error("this device's server does not listen, so it has no peers elsewhere");
   }
   state_->member = member;
   const auto number = static_cast<uint32_t>(state_->peers == nullptr ? 0 : state_->peers->count());
-  state_->elsewhere.push_back({number, endpoint});
+  endpoint.server_name = network::kSessionServerName;
+  auto tls = std::make_shared<network::Tls>(state_->arrivals->identityFor(certificate));
+  state_->arrivals->trust(certificate);
   PeerOptions options;
   options.name = std::move(name);
-  options.elsewhere = std::make_unique<network::PeerReader>(state_->arrivals->tls(),
-                                                            std::move(endpoint), state_->member);
+  options.elsewhere = std::make_unique<network::PeerReader>(*tls, endpoint, state_->member);
+  state_->elsewhere.push_back({number, std::move(endpoint), std::move(tls)});
   addPeer(std::move(options));
 }
 
 void Worker::serve() {
   const WorkerOptions& options = state_->options;
   auto* progress = reinterpret_cast<transport::Progress*>(state_->progress.data());
-  std::thread([&options, progress, shared = &state_->shared] {
-    watchClient(options.socket, options.client_pidfd, *progress, *shared);
+  std::thread([this, &options, progress] {
+    const auto ordered = [this] {
+      transport::futexWake(
+          &reinterpret_cast<transport::RingControl*>(state_->requests.data())->tail);
+      if (state_->grant != nullptr) transport::futexWake(&state_->grant->block().order);
+    };
+    watchClient(options.socket, options.client_pidfd, options.orders_fd, ordered, *progress,
+                state_->shared);
   }).detach();
 
   if (state_->arena != nullptr) c10::SetAllocator(c10::DeviceType::CPU, state_->arena.get(), 255);
+  startDevice(c10::Device(options.device));
   at::set_num_threads(options.threads);
   const c10::AutoGradMode no_grad(false);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -214,7 +249,7 @@ void Worker::serve() {
   if (state_->arrivals != nullptr) welcomeArrivals(progress);
   const transport::Liveness liveness = state_->liveness();
   RingReplies replies(state_->replies.data(), progress, liveness);
-  transport::Places places(state_->places.data());
+  transport::LocationTable locations(state_->locations.data());
   transport::RingConsumer requests(state_->requests.data(), wire::kRingBytes,
                                    wire::kMessageBytesMax, liveness);
   ExecutorOptions executor_options;
@@ -224,16 +259,18 @@ void Worker::serve() {
   executor_options.peers = state_->peers.get();
   executor_options.requests = &requests;
   executor_options.swap = {options.spill_host_bytes, options.spill_disk_bytes,
-                           options.spill_directory};
+                           options.spill_directory, state_->grant.get()};
+  executor_options.grant = state_->grant.get();
   executor_options.least_recent = options.least_recent;
-  executor_options.places = &places;
+  executor_options.locations = &locations;
   executor_options.progress = progress;
   executor_options.shared = &state_->shared;
   executor_options.reader = &state_->reader;
   executor_options.speed = options.speed;
+  executor_options.shown = state_->shown.get();
   Executor executor(executor_options, state_->host, state_->arena.get(), replies);
   try {
-    run(executor, requests, *progress, spinUs(state_->peers.get()));
+    run(executor, requests, *progress, spinUs(state_->peers.get()), liveness);
   } catch (const transport::PeerLost&) {
     transport::endWithClient(options.socket, options.client_pidfd);
   } catch (const std::exception& error) {
@@ -252,7 +289,7 @@ void Worker::welcomeArrivals(transport::Progress* progress) {
     std::thread([this, peer, progress] {
       prctl(PR_SET_NAME, "shoal-tell");
       try {
-        network::tellProgress(state_->arrivals->tls(), peer.endpoint, state_->member, *progress);
+        network::tellProgress(*peer.tls, peer.endpoint, state_->member, *progress);
       } catch (const network::ConnectionLost& error) {
         // The peer counts this device as lost when it is silent. This device notices when it next
         // needs the peer.
@@ -280,10 +317,9 @@ void Worker::servePeer(network::Connection& connection, const network::Greeting&
   transport::Progress* told =
       state_->peers == nullptr ? nullptr : state_->peers->toldBy(greeting.member);
   if (told == nullptr) return;  // the lease has no such remote device
-  const transport::Places places(state_->places.data());
-  const network::OwnMemory own{
-      reinterpret_cast<transport::Progress*>(state_->progress.data()), &places,
-      state_->arena != nullptr ? &state_->arena->region() : nullptr, &state_->host};
+  const transport::LocationTable locations(state_->locations.data());
+  const network::ShownMemory own{reinterpret_cast<transport::Progress*>(state_->progress.data()),
+                                 &locations, state_->mappedByPeers().span(), state_->host.span()};
   try {
     if (greeting.purpose == network::Purpose::kRead) {
       network::serveReads(connection, own, *told);

@@ -27,14 +27,19 @@ struct WorkerOptions {
   std::optional<network::ArrivalsOptions> arrivals;
   uint64_t spill_host_bytes = 0, spill_disk_bytes = 0;
   std::string spill_directory;
+  int block_fd = -1;          // transport/session_block.h, of the device server; -1: there is none
+  int orders_fd = -1;         // an event: the server has written orders there
+  int reports_fd = -1;        // an event for the server: the worker has
   bool least_recent = false;  // page by plain LRU on demand, to compare with
   double speed = 1.0;
   int threads = 1;
 };
 
-// The regions that the worker makes and its client maps too.
+// The regions that the worker makes and others map too: its client, and the devices of the lease.
+// The arena is a CPU device's memory. Of an accelerator it has copies for peers, and its client
+// ignores it.
 struct SharedRegions {
-  int requests_fd, replies_fd, progress_fd, places_fd, arena_fd;
+  int requests_fd, replies_fd, progress_fd, locations_fd, arena_fd;
   uint64_t arena_bytes;
 };
 
@@ -46,8 +51,9 @@ class Worker {
   // The devices of the lease, this one among them, in the lease's order. Before serve().
   void addPeer(PeerOptions options);
   void addSelf(std::string name);
-  // `member` is this device's own index in the lease.
-  void addPeerElsewhere(network::PeerEndpoint endpoint, uint32_t member, std::string name);
+  // `certificate` is the peer's own; `member` is this device's own index in the lease.
+  void addPeerElsewhere(network::PeerEndpoint endpoint, const std::string& certificate,
+                        uint32_t member, std::string name);
   // Serves the session until the client closes it. Then the process ends.
   [[noreturn]] void serve();
 

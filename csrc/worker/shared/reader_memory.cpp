@@ -15,7 +15,7 @@ void ReaderMemory::put(uint64_t number, int fd) {
   struct stat info{};
   if (fstat(fd, &info) != 0 || info.st_size <= 0) {
     close(fd);
-    throw std::runtime_error("a reader's memory is none");
+    throw std::runtime_error("the memory of a data reader is empty. This is a bug in Shoal.");
   }
   auto mapped = std::make_shared<const memory::SharedMemory>(
       memory::SharedMemory::attach(fd, static_cast<size_t>(info.st_size)));

@@ -2,9 +2,9 @@
 //
 // It has three descriptors. `memory` is a sealed memfd with the bytes. If it is shared for reading,
 // the kernel itself refuses to map it for writing. `control` is a page in which the node's
-// directory (src/shoal/pool/node/share_server.py) says who may use the memory now. It is sealed, so
-// that only the directory writes to it. `line` closes when the block goes, for whatever reason: so
-// the directory knows which sessions use the memory.
+// directory (share_server.py in src/shoal/pool/node/shares) says who may use the memory now. It is
+// sealed, so that only the directory writes to it. `line` closes when the block goes, for whatever
+// reason: so the directory knows which sessions use the memory.
 #pragma once
 
 #include <atomic>
