@@ -20,6 +20,8 @@ _DEVICE_FILES = {
     "cuda": ("/dev/nvidia[0-9]*", "/dev/dxg", "/dev/kfd"),
     "xpu": ("/dev/dri/renderD*",),
 }
+#: What declines in SHOAL_DEFAULT.
+_NO = ("0", "false", "no", "off")
 #: Variables that hide all accelerators of a kind if they are empty or negative.
 _VISIBLE = {
     "cuda": ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
@@ -38,7 +40,7 @@ def identity_file() -> str:
 
 def declined() -> bool:
     """Whether the user wants programs to be guests, whatever was joined: SHOAL_DEFAULT=0."""
-    return os.environ.get("SHOAL_DEFAULT") == "0"
+    return os.environ.get("SHOAL_DEFAULT", "").strip().lower() in _NO
 
 
 def asked() -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import socket
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -15,18 +13,19 @@ from typing import get_args
 import msgspec
 import torch
 
-from shoal import _core, integrations
+from shoal import _core, integrations, views
 from shoal.device import by_name, guest
-from shoal.device.opening import Opened, Transport, open_workers
-from shoal.errors import LeaseError, ProtocolError
-from shoal.pool.base import limits
-from shoal.pool.client import head_connection
+from shoal.device.worker_connections import Opened, Transport, open_workers
+from shoal.errors import LeaseError, PoolError, ProtocolError
+from shoal.pool.base import at_exit, limits, process
+from shoal.pool.client import head_connection, lease_wait
 from shoal.pool.client.lease_keepalive import LeaseKeepalive
 from shoal.pool.local import local_pool
 from shoal.pool.node.spec import parse_memory
 from shoal.pool.wire import frames, messages
 from shoal.pool.wire.end_reasons import End, Why
 from shoal.pool.wire.message_fields import SessionPart
+from shoal.units import show_bytes
 from shoal_autoload import asked, declined
 
 _log = logging.getLogger("shoal")
@@ -66,7 +65,10 @@ class Lease:
         self.number = granted.lease
         self.epoch = granted.epoch
         self.granted = granted.devices
-        self.end: End | None = None  # why the pool took devices back, if it did
+        self._end: End | None = None
+        # Held while devices are marked lost: whoever has the error finds the reason here, and
+        # whoever reads the reason finds the devices lost.
+        self._marking = threading.RLock()
         self._session = granted.devices[0].session
         self._ends: dict[SessionPart, End] = {}  # of the devices that are lost
         self._guessed: set[SessionPart] = set()  # of them, those that the head has not explained
@@ -86,14 +88,30 @@ class Lease:
         """The member devices, for those who place by hand: `torch.device("shoal")` is all of them."""
         return [torch.device("shoal", i + 1) for i in range(len(self.granted))]
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the devices of the lease, and why they were lost if they were."""
+        rows = [
+            [f"shoal:{i}", one.info.name, one.info.kind, show_bytes(one.info.memory_bytes)]
+            for i, one in enumerate(self.granted, 1)
+        ]
+        state = self.end_reason or ("in use" if self.active else "closed")
+        return views.table(f"lease {self.number}: {state}", ["", "device", "kind", "memory"], rows)
+
     @property
     def active(self) -> bool:
         return _lease is self
 
     @property
+    def end(self) -> End | None:
+        """Why the pool took devices back, if it did: a code and a text."""
+        with self._marking:
+            return self._end
+
+    @property
     def end_reason(self) -> str | None:
         """Why the pool took devices back, if it did."""
-        return self.end.text if self.end is not None else None
+        end = self.end
+        return end.text if end is not None else None
 
     def heartbeat(self, device: int) -> int | None:
         """Return a number that the worker of a device (0 is the first) increments five times a second,
@@ -162,23 +180,26 @@ class Lease:
         """Mark devices of the lease as lost: threads that wait for them get DeviceLostError now."""
         if self._closing:
             return
-        with self._explained:
+        with self._marking:
             new = [p for p in parts if p not in self._ends or p in self._guessed]
-        for member, device in enumerate(self.granted):
-            if device.part in new:
-                if not guessed:
-                    _core.report_lost(self._session, member, end.text)
-                name = device.info.name
-                _log.warning("shoal: device %s of this lease is lost: %s", name, end.text)
-                if self._sockets:
-                    with suppress(OSError):  # it may be gone already
-                        self._sockets[member].shutdown(socket.SHUT_RDWR)
-        with self._explained:  # a thread that reads the reason finds the devices lost
-            if new and (self.end is None or self.end in map(self._ends.get, self._guessed)):
-                self.end = end
+            for member, device in enumerate(self.granted):
+                if device.part in new:
+                    self._mark(member, end, guessed)
+            if new and (self._end is None or self._end in map(self._ends.get, self._guessed)):
+                self._end = end
+        with self._explained:
             self._ends.update((p, end) for p in new)
             self._guessed = self._guessed | set(new) if guessed else self._guessed - set(new)
             self._explained.notify_all()
+
+    def _mark(self, member: int, end: End, guessed: bool) -> None:
+        if not guessed:
+            _core.report_lost(self._session, member, end.text)
+        name = self.granted[member].info.name
+        _log.warning("shoal: device %s of this lease is lost: %s", name, end.text)
+        if self._sockets:
+            with suppress(OSError):  # it may be gone already
+                self._sockets[member].shutdown(socket.SHUT_RDWR)
 
     def _explain(self, member: int, seen: int, reason: str) -> str:
         """Return why a device is lost. The core calls this for an error that is about to be raised."""
@@ -247,6 +268,7 @@ def connect(
     kind: str | None = None,
     duration_s: float | None = None,
     transport: Transport = "auto",
+    wait: bool | float | None = None,
 ) -> Lease:
     """Lease devices of a pool. An earlier lease of this program ends.
 
@@ -260,11 +282,15 @@ def connect(
         duration_s: seconds until the lease ends. Default: until it is given back.
         transport: "auto" shares memory with devices on this machine and reaches others by network;
             "network" reaches all of them by network, to test or measure remote use.
+        wait: True waits until devices are free, a number waits so many seconds. Default:
+            $SHOAL_WAIT, else a request that does not fit is refused at once. Ctrl-C ends the wait.
 
     >>> lease = shoal.connect(devices=1, memory="1GiB")
     """
     global _lease, _embedded
+    devices, memory, kind = _needs(devices, memory, kind)
     memory_bytes, fraction = parse_memory(memory)
+    wait = lease_wait.parse_wait(wait)
     if transport not in get_args(Transport):
         raise ValueError(f"transport is one of {', '.join(get_args(Transport))}, not {transport!r}")
     with _lock:
@@ -278,20 +304,21 @@ def connect(
                 _embedded = local_pool.up()
             url = _embedded.url
         request = messages.AskLease(
-            devices, memory_bytes, _core.sessions_in_use(), fraction, kind, duration_s, _program()
+            devices,
+            memory_bytes,
+            _core.sessions_in_use(),
+            fraction,
+            kind,
+            duration_s,
+            process.program_name(),
+            _ticket(url),
+            wait is not False,
+            None if isinstance(wait, bool) else wait,
         )
-        head, granted = head_connection.ask(url, request)
+        head, granted = lease_wait.ask_lease(url, request)
         if not isinstance(granted, messages.Lease):
             raise LeaseError(f"the pool answered {type(granted).__name__} to a request for a lease")
-        try:
-            opened, sockets = open_workers(head, granted, transport)
-        except BaseException:
-            with suppress(LeaseError):
-                if granted.secret:  # closing would not end it: a client may come back
-                    head.ask(messages.Release(), limits.WORKER_ANSWER_S)
-            head.close()
-            raise
-        _lease = Lease(head, granted, opened, sockets)
+        _lease = _open(head, granted, transport)
         guest.show()
         by_name.adopt()
         if not declined():
@@ -299,17 +326,39 @@ def connect(
         return _lease
 
 
-def _program() -> str:
-    """Return the name of this program in the pool's status."""
-    return f"{os.path.basename(sys.argv[0] or 'python')} (pid {os.getpid()})"[:200]
+def _open(head: head_connection.Connection, granted: messages.Lease, transport: Transport) -> Lease:
+    """Connect to the workers of a lease. If one cannot be reached, give the lease back."""
+    try:
+        opened, sockets = open_workers(head, granted, transport)
+    except BaseException:
+        with suppress(LeaseError):
+            if granted.secret:  # closing would not end it: a client may come back
+                head.ask(messages.Release(), limits.WORKER_ANSWER_S)
+        head.close()
+        raise
+    return Lease(head, granted, opened, sockets)
+
+
+def _needs(
+    devices: int | None, memory: int | float | str | None, kind: str | None
+) -> tuple[int | None, int | float | str | None, str | None]:
+    """Return what the program asks for, else what `shoal run` was told."""
+    told = msgspec.json.decode(os.environ.get("SHOAL_NEEDS") or "{}")
+    return (
+        told.get("devices") if devices is None else devices,
+        told.get("memory") if memory is None else memory,
+        told.get("kind") if kind is None else kind,
+    )
+
+
+def _ticket(url: str) -> str:
+    """Return the ticket of the task that this program is, for the pool that runs it."""
+    return os.environ.get("SHOAL_TICKET", "") if url == os.environ.get("SHOAL_POOL") else ""
 
 
 def prepare() -> None:
     """Register the kernels. The first use of the device does this."""
     _core.register_kernels()
-
-
-_ASKED_HELP = "To keep programs from choosing shoal by themselves: export SHOAL_DEFAULT=0"
 
 
 def ensure() -> None:
@@ -319,8 +368,12 @@ def ensure() -> None:
         if _lease is None:
             try:
                 connect()
-            except LeaseError as error:
-                raise LeaseError(f"{error}\n{_ASKED_HELP}" if asked() else str(error)) from None
+            except (LeaseError, PoolError) as error:
+                if not asked():
+                    raise
+                asked_by = f"Shoal was asked for by {asked()}. To keep programs from choosing it"
+                kind = PoolError if isinstance(error, PoolError) else LeaseError
+                raise kind(f"{error}\n{asked_by}: export SHOAL_DEFAULT=0") from None
 
 
 def current() -> Lease | None:
@@ -335,15 +388,13 @@ def device_info() -> list[messages.DeviceInfo]:
     ...     print(device.name, device.memory_bytes)
     """
     ensure()
-    lease = _lease
-    return [d.info for d in lease.granted] if lease is not None else []
+    return [d.info for d in _lease.granted] if _lease is not None else []
 
 
 def whole(devices: list[messages.DeviceInfo]) -> messages.DeviceInfo:
     """Return the lease as one device."""
-    first = devices[0]
     return msgspec.structs.replace(
-        first,
+        devices[0],
         name="+".join(d.name for d in devices),
         memory_bytes=sum(d.memory_bytes for d in devices),
         free_bytes=sum(d.free_bytes for d in devices),
@@ -390,4 +441,4 @@ def _at_exit() -> None:
 
 _core.set_loss_explainer(_explain_loss)
 os.register_at_fork(after_in_child=_after_fork)
-atexit.register(_at_exit)
+at_exit.register(_at_exit)

@@ -18,17 +18,28 @@ def _use(device: Any) -> dict[str, int]:
 
 
 def memory_allocated(device: Any = None) -> int:
-    """Return the bytes in live tensors."""
+    """Return the bytes in live tensors.
+
+    >>> torch.shoal.memory_allocated() // 2**20  # MiB
+    """
     return _use(device).get("allocated_bytes", 0)
 
 
 def max_memory_allocated(device: Any = None) -> int:
-    """Return the most bytes in live tensors since `reset_peak_memory_stats`."""
+    """Return the most bytes in live tensors since `reset_peak_memory_stats`.
+
+    >>> torch.shoal.reset_peak_memory_stats()
+    >>> y = x @ x
+    >>> torch.shoal.max_memory_allocated()
+    """
     return _use(device).get("peak_bytes", 0)
 
 
 def memory_reserved(device: Any = None) -> int:
-    """Return the bytes that the worker holds, with those it keeps for later allocations."""
+    """Return the bytes that the worker holds, with those it keeps for later allocations.
+
+    >>> torch.shoal.memory_reserved()
+    """
     if not _core.device_count():
         return 0
     index = _index(device)
@@ -36,16 +47,27 @@ def memory_reserved(device: Any = None) -> int:
 
 
 def max_memory_reserved(device: Any = None) -> int:
+    """Return the most bytes that the worker held or live tensors had.
+
+    >>> torch.shoal.max_memory_reserved()
+    """
     return max(memory_reserved(device), max_memory_allocated(device))
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
+    """Begin again to count `max_memory_allocated`.
+
+    >>> torch.shoal.reset_peak_memory_stats()
+    """
     if _core.device_count():
         _core.reset_peak()
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Free and total bytes of the device's own memory; more may be swapped out."""
+    """Free and total bytes of the device's own memory; more may be swapped out.
+
+    >>> free_bytes, total_bytes = torch.shoal.mem_get_info()
+    """
     from shoal.device import module
 
     module._lazy_init()
@@ -55,13 +77,20 @@ def mem_get_info(device: Any = None) -> tuple[int, int]:
 
 
 def empty_cache() -> None:
-    """Return memory that workers keep for later to their machines."""
+    """Return memory that workers keep for later to their machines.
+
+    >>> del y
+    >>> torch.shoal.empty_cache()
+    """
     if _core.device_count():
         _core.trim()
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
-    """Return counters under `torch.cuda.memory_stats`' names, and the worker's own."""
+    """Return counters under `torch.cuda.memory_stats`' names, and the worker's own.
+
+    >>> torch.shoal.memory_stats()["allocated_bytes.all.peak"]
+    """
     if not _core.device_count():
         return {}
     index = _index(device)
@@ -80,7 +109,10 @@ def memory_stats(device: Any = None) -> dict[str, int]:
 
 
 def memory_summary(device: Any = None) -> str:
-    """Return a readable table of the counters."""
+    """Return a readable table of the counters.
+
+    >>> print(torch.shoal.memory_summary())
+    """
     stats = memory_stats(device)
     width = max((len(name) for name in stats), default=0)
     lines = [f"shoal:{_index(device)} memory"]

@@ -84,17 +84,27 @@ def is_available() -> bool:
 
     That is so once the user asked for a pool (SHOAL_DEFAULT=1, SHOAL_POOL, `shoal join`) or the program
     has named the device. Naming it works either way: it starts a pool where none is joined.
+
+    >>> device = "shoal" if torch.shoal.is_available() else "cpu"
     """
     return _core.wanted()
 
 
 def is_initialized() -> bool:
-    """Return whether this program holds a lease."""
+    """Return whether this program holds a lease.
+
+    >>> x = torch.ones(2, device="shoal")
+    >>> torch.shoal.is_initialized()
+    True
+    """
     return _core.device_count() > 0
 
 
 def init() -> None:
-    """Join $SHOAL_POOL or start a pool, unless there is a lease already."""
+    """Join $SHOAL_POOL or start a pool, unless there is a lease already.
+
+    >>> torch.shoal.init()
+    """
     _lazy_init()
 
 
@@ -114,11 +124,19 @@ def device_count() -> int:
     """One, or, where the lease has several devices, the whole (0) and each of them (from 1).
 
     Opens no connection: without a lease it is one, or zero in a program that has not asked for Shoal.
+
+    >>> for index in range(torch.shoal.device_count()):
+    ...     print(torch.shoal.get_device_name(index))
     """
     return _core.device_count() or int(is_available())
 
 
 def current_device() -> int:
+    """Return the index of the device that `torch.device("shoal")` means in this thread.
+
+    >>> torch.shoal.current_device()
+    0
+    """
     return _core.current_device()
 
 
@@ -135,7 +153,11 @@ def _index(device: Any = None) -> int:
 
 
 def set_device(device: Any) -> None:
-    """Make a device the one that `torch.device("shoal")` means in this thread."""
+    """Make a device the one that `torch.device("shoal")` means in this thread.
+
+    >>> torch.shoal.set_device("shoal:1")
+    >>> torch.shoal.set_device(0)
+    """
     index = _index(device)
     count = _core.device_count() or 1
     if not 0 <= index < count:
@@ -159,7 +181,12 @@ def _maybe_exchange_device(index: int) -> int:
 
 
 class device:
-    """Context manager: `with torch.shoal.device(1): …`."""
+    """Context manager: `with torch.shoal.device(1): …`.
+
+    >>> with torch.shoal.device(1):
+    ...     torch.ones(2, device="shoal").device
+    device(type='shoal', index=1)
+    """
 
     def __init__(self, device: Any) -> None:
         self.idx = _index(device)
@@ -173,7 +200,11 @@ class device:
 
 
 class device_of(device):
-    """Context manager: the device of a tensor, if it is on one of ours."""
+    """Context manager: the device of a tensor, if it is on one of ours.
+
+    >>> with torch.shoal.device_of(x):
+    ...     y = torch.empty(2, device="shoal")  # where x is
+    """
 
     def __init__(self, obj: torch.Tensor) -> None:
         on_shoal = obj.device.type == "shoal"
@@ -181,7 +212,11 @@ class device_of(device):
 
 
 def synchronize(device: Any = None) -> None:
-    """Wait until the device has done everything so far, and raise its errors."""
+    """Wait until the device has done everything so far, and raise its errors.
+
+    >>> y = x @ x  # returns at once
+    >>> torch.shoal.synchronize()
+    """
     if _is_in_bad_fork():
         _lazy_init()  # raises
     if is_initialized():
@@ -189,7 +224,10 @@ def synchronize(device: Any = None) -> None:
 
 
 def get_device_properties(device: Any = None) -> Any:
-    """Return what the pool knows about the device."""
+    """Return what the pool knows about the device.
+
+    >>> torch.shoal.get_device_properties().memory_bytes
+    """
     from shoal.device import leases
 
     devices = leases.device_info()
@@ -198,18 +236,33 @@ def get_device_properties(device: Any = None) -> Any:
 
 
 def get_device_name(device: Any = None) -> str:
+    """Return the device's name in its pool.
+
+    >>> print(torch.shoal.get_device_name())
+    """
     return str(get_device_properties(device).name)
 
 
 def get_device_capability(device: Any = None) -> tuple[int, int]:
-    return (0, 0)
+    capability: tuple[int, int] = get_device_properties(device).capability
+    return capability
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
+    """Return the dtypes of mixed precision; `torch.autocast` asks.
+
+    >>> torch.bfloat16 in torch.shoal.get_amp_supported_dtype()
+    True
+    """
     return [torch.bfloat16, torch.float16, torch.float32]
 
 
 def is_bf16_supported() -> bool:
+    """Return whether the device computes in bfloat16: every device does.
+
+    >>> torch.shoal.is_bf16_supported()
+    True
+    """
     return True
 
 
@@ -217,6 +270,8 @@ def whole_rnn(whole: bool | None = None) -> bool:
     """Return whether recurrent layers run whole on the device, or in steps.
 
     Whole is fast, but has no second derivative. Returns the setting; sets it first if one is given.
+
+    >>> before = torch.shoal.whole_rnn(False)  # step by step: with a second derivative
     """
     if whole is not None:
         _core.set_whole_rnn(whole)

@@ -15,7 +15,7 @@ from msgspec.msgpack import Decoder
 
 from shoal import _core
 from shoal.errors import LeaseError, ProtocolError
-from shoal.pool.base import limits
+from shoal.pool.base import door, limits
 from shoal.pool.base.addresses import NETWORK_PREFIX
 from shoal.pool.client import head_connection
 from shoal.pool.wire import frames, messages, session_messages, tls
@@ -50,8 +50,8 @@ class Attached:
                 down_fds=fds[count:],
                 key=self.identity.key,
                 certificate=self.identity.certificate,
-                authority=self.identity.authority,
-                server_name=self.server_name,
+                authority=self.welcome.certificate,
+                server_name=_core.SESSION_SERVER_NAME,
                 secret=self.welcome.secret,
             )
         except (OSError, RuntimeError, ValueError) as error:
@@ -71,10 +71,10 @@ class Attached:
             session_messages.our_versions(), lease, epoch, self.welcome.data_id, self.welcome.secret
         )
         connection = _dial_tls(self.name, self.host, self.port, self.identity, self.server_name)
-        return connection, _ask(connection, self.name, request, session_messages.FROM_READER)
+        return _ask(connection, self.name, self.identity, request, session_messages.FROM_READER)
 
     def _dial(self) -> socket.socket:
-        plain = socket.create_connection((self.host, self.port), limits.HANDSHAKE_S)
+        plain = door.dial(self.host, self.port, limits.HANDSHAKE_S)
         plain.sendall(session_messages.DATA_MAGIC + self.welcome.data_id)
         return plain
 
@@ -117,7 +117,7 @@ def attach(
         session_messages.our_versions(), device.token, lease.lease, lease.epoch, len(lease.devices)
     )
     connection = _dial_tls(name, host, endpoint.port, identity, endpoint.server_name)
-    welcome = _ask(connection, name, request, session_messages.FROM_WORKER)
+    connection, welcome = _ask(connection, name, identity, request, session_messages.FROM_WORKER)
     if not welcome.data_id:
         connection.close()
         raise LeaseError(f"device {name} does not take data connections")
@@ -136,17 +136,27 @@ def _dial_tls(
 def _ask(
     connection: ssl.SSLSocket,
     name: str,
+    identity: tls.Identity,
     request: session_messages.FromRemote,
     kinds: Decoder[Answer | messages.Refusal],
-) -> Answer:
-    """Return the answer of a device server. Close the connection and raise if it refuses."""
+) -> tuple[ssl.SSLSocket, Answer]:
+    """Return the answer of the process that the device server starts for us, and its connection.
+
+    Close the connection and raise if one of them refuses.
+    """
     try:
         connection.settimeout(limits.WORKER_ANSWER_S)
         frames.send(connection, request)
+        handover, _ = frames.receive(connection, session_messages.FROM_SERVER)
+        if isinstance(handover, messages.Refusal):
+            raise LeaseError(f"device {name}: {handover.reason}")
+        connection = tls.connect_again(
+            connection, identity, handover.certificate, _core.SESSION_SERVER_NAME
+        )
         answer, _ = frames.receive(connection, kinds)
         if isinstance(answer, messages.Refusal):
             raise LeaseError(f"device {name}: {answer.reason}")
-        return answer
+        return connection, answer
     except (OSError, ProtocolError) as error:
         connection.close()
         raise LeaseError(f"device {name} cannot be reached: {error}") from None

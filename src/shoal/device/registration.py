@@ -10,6 +10,7 @@ from torch.utils import backend_registration
 import shoal
 import shoal_autoload
 from shoal.errors import DeviceLostError, PeerLostError, ShareError, ShareRevokedError
+from shoal.pool.base import at_exit  # noqa: F401  (its place among exit handlers is this early)
 
 NAME = "shoal"
 _registered = False

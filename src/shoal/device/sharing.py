@@ -1,8 +1,8 @@
 """Memory that several programs of one owner have: `shoal.share` in one, `shoal.open` in another.
 
 The tensor moves to a memory of its own, which the workers of all these programs map: no byte is copied
-to open it, and what one writes the others see. The directory of the node (pool/share_server.py) knows
-who has it, and takes it back from everybody when its owner ends.
+to open it, and what one writes the others see. The directory of the node (share_server.py in
+pool/node/shares) knows who has it, and takes it back from everybody when its owner ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shoal.pool.base import limits, paths
 from shoal.pool.base.addresses import LOCAL_PREFIX
 from shoal.pool.base.process import check_same_user
 from shoal.pool.client.head_connection import default_url
-from shoal.pool.node.share_server import make_memory, socket_address
+from shoal.pool.node.shares.share_server import make_memory, socket_address
 from shoal.pool.wire import frames, messages, share_messages
 
 __all__ = ["Handle", "acquire", "open", "release", "share", "shares", "unshare"]
@@ -326,7 +326,7 @@ def _parse(handle: str) -> _Name:
     found = _HANDLE.fullmatch(handle) if isinstance(handle, str) else None
     if found is None:
         raise ShareError(
-            f"this is no handle of shared memory; one begins with {_PREFIX}:1: and comes from "
+            f"this is not a handle of shared memory. A handle begins with {_PREFIX}:1: and comes from "
             "shoal.share(tensor)"
         )
     return _Name(*found.groups())
@@ -383,9 +383,9 @@ def _part_of(what: str | torch.Tensor, *, owned: bool = False) -> _Part:
     parts = [p for p in parts if p.owned is not None] if owned else parts
     if not parts:
         raise ShareError(
-            "this program does not share that (any more)"
+            "this program does not share this tensor. Call shoal.share(tensor) first"
             if owned
-            else "this program has not opened that. Type: tensor = shoal.open(handle)"
+            else "this program has not opened this tensor. Type: tensor = shoal.open(handle)"
         )
     return parts[-1]
 

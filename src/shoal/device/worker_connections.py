@@ -82,6 +82,16 @@ def open_workers(
     return opened, copies
 
 
+def _host_region() -> tuple[int, int]:
+    try:
+        return _core.host_region()
+    except RuntimeError as error:
+        raise LeaseError(
+            f"{error}. Shoal reserves addresses for memory that it does not use yet. Do the limits of "
+            "this shell forbid it? Type: ulimit -v unlimited; ulimit -f unlimited"
+        ) from None
+
+
 def _open_worker(
     device: messages.GrantedDevice,
     head: head_connection.Connection,
@@ -92,10 +102,10 @@ def _open_worker(
     if connection is None:
         remote = network.attach(device, head, lease)
         return Opened(device, remote.connection, remote.welcome, [], remote)
-    host_fd, host_bytes = _core.host_region()
     fds: list[int] = []
     devices = len(lease.devices)
     try:
+        host_fd, host_bytes = _host_region()
         versions = session_messages.our_versions()
         hello = session_messages.Hello(versions, device.token, host_bytes, devices)
         frames.send(connection, hello, [host_fd])
@@ -149,7 +159,10 @@ def _endpoint(
         # The device is on this machine; the reader sees this end of its connection's address.
         host = str(reader.remote.connection.getsockname()[0])
     return session_messages.PeerEndpoint(
-        msgspec.structs.replace(endpoint, host=host), welcome.data_id, welcome.secret
+        msgspec.structs.replace(endpoint, host=host),
+        welcome.data_id,
+        welcome.secret,
+        welcome.certificate,
     )
 
 

@@ -19,19 +19,41 @@ LIBRARIES = {"safetensors": LIBRARY}
 
 
 @LIBRARY.after("safetensors.torch")
-def _load_file(module: Any) -> None:
-    LIBRARY.wrap(module, "load_file", _moving)
+def _safe_open(module: Any) -> None:
+    # load_file looks this up when it runs, so a name that a program has bound to load_file also works.
+    LIBRARY.wrap(module, "safe_open", _moving)
+
+
+class _Moved:
+    """An open file whose tensors go to a device once they are read to the host."""
+
+    def __init__(self, file: Any, device: torch.device) -> None:
+        self._file, self._device = file, device
+
+    def __enter__(self) -> _Moved:
+        self._file.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._file.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return self._file.get_tensor(name).to(self._device)  # type: ignore[no-any-return]
+
+    def get_tensors(self, *names: Any) -> dict[str, torch.Tensor]:
+        found = self._file.get_tensors(*names)
+        return {name: tensor.to(self._device) for name, tensor in found.items()}
 
 
 def _moving(own: Any) -> Any:
-    """Read to the host, then move."""
-
     @wraps(own)
-    def load_file(filename: Any, device: Any = "cpu", **options: Any) -> dict[str, torch.Tensor]:
+    def safe_open(filename: Any, framework: Any, device: Any = "cpu", **options: Any) -> Any:
         target = None if isinstance(device, int) else torch.device(device)
         if target is None or target.type != "shoal":
-            return own(filename, device=device, **options)  # type: ignore[no-any-return]
-        tensors = own(filename, device="cpu", **options)
-        return {name: tensor.to(target) for name, tensor in tensors.items()}
+            return own(filename, framework=framework, device=device, **options)
+        return _Moved(own(filename, framework=framework, device="cpu", **options), target)
 
-    return load_file
+    return safe_open

@@ -14,7 +14,11 @@ _PRESENT, _SWAPPED, _REPLICA, _FREE = "#2a7de1", "#e0a030", "#8bbcf0", "#eeeeee"
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One live segment (what torch calls a storage)."""
+    """One live segment (what torch calls a storage).
+
+    >>> for segment in shoal.memory.map():
+    ...     print(hex(segment.address), segment.bytes, segment.state)
+    """
 
     address: int
     bytes: int
@@ -41,7 +45,11 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Bytes moved since the lease began, by cause, and the time that devices waited for them."""
+    """Bytes moved since the lease began, by cause, and the time that devices waited for them.
+
+    >>> moved = shoal.memory.counters()
+    >>> print(moved.peer_bytes, moved.swapped_bytes, moved.stall_s)
+    """
 
     peer_bytes: int  # from device to device
     peer_ahead_bytes: int  # of those, from other machines, that were there before they were used
@@ -76,36 +84,22 @@ def map() -> list[Segment]:
     """
     if not _core.device_count():
         return []
-    return [_segment(*entry) for entry in _core.segments()]
+    return [_segment(entry) for entry in _core.segments()]
 
 
-def _segment(
-    address: int,
-    length: int,
-    bound: int,
-    valid: int,
-    resident: int,
-    home: int,
-    pinned: int,
-    part_of: int,
-    version: int,
-    frame: int,
-    shared: bool,
-) -> Segment:
-    copies = tuple(i + 1 for i in range(32) if valid >> i & 1)
-    swapped = tuple(i for i in copies if not resident >> (i - 1) & 1)
-    written = home + 1 if home >= 0 else None
+def _segment(entry: _core.MapEntry) -> Segment:
+    copies = tuple(i + 1 for i in range(32) if entry.valid >> i & 1)
     return Segment(
-        address,
-        length,
-        written,
-        copies,
-        swapped,
-        pinned + 1,
-        part_of or None,
-        version,
-        frame if frame >= 0 else None,
-        shared,
+        address=entry.address,
+        bytes=entry.bytes,
+        home=entry.home + 1 if entry.home >= 0 else None,
+        copies=copies,
+        swapped=tuple(i for i in copies if not entry.resident >> (i - 1) & 1),
+        device=entry.pinned + 1,
+        part_of=entry.extent_of or None,
+        version=entry.written_at,
+        frame=entry.frame if entry.frame >= 0 else None,
+        shared=entry.shared,
     )
 
 
@@ -116,7 +110,10 @@ def members() -> int:
 
 
 def counters() -> Counters:
-    """Wait for the lease's devices and return the bytes that they moved."""
+    """Wait for the lease's devices and return the bytes that they moved.
+
+    >>> print(shoal.memory.counters().swapped_in_bytes)
+    """
     stats = [_core.worker_stats(i + 1) for i in range(members())]
 
     def total(name: str) -> int:

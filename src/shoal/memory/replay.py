@@ -28,7 +28,11 @@ AHEAD_CALLS = 256
 
 @dataclass(slots=True)
 class Replayed:
-    """Bytes between the device and its host, in each direction."""
+    """Bytes between the device and its host, in each direction.
+
+    >>> replayed = shoal.memory.replay(shoal.memory.Trace(), capacity_bytes=1024)
+    >>> print(replayed.in_bytes, replayed.out_bytes, replayed.peak_bytes)
+    """
 
     in_bytes: int = 0
     out_bytes: int = 0

@@ -16,7 +16,13 @@ FREES, UPLOADS = _core.ACCESS_FREE, _core.ACCESS_UPLOAD
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One segment in one call. Events of one call have the same number and are needed together."""
+    """One segment in one call. Events of one call have the same number and are needed together.
+
+    >>> with shoal.memory.record() as trace:
+    ...     y = x @ x
+    >>> for event in trace.events:
+    ...     print(event.call, hex(event.address), event.bytes)
+    """
 
     call: int
     kind: int
@@ -27,7 +33,12 @@ class Event:
 
 @dataclass(slots=True)
 class Trace:
-    """Events in program order, and the segments before the first."""
+    """Events in program order, and the segments before the first.
+
+    >>> with shoal.memory.record() as trace:
+    ...     y = x @ x
+    >>> print(len(trace.events), "accesses")
+    """
 
     events: list[Event] = field(default_factory=list)
     before: list[Segment] = field(default_factory=list)

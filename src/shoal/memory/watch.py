@@ -17,7 +17,12 @@ _NOTHING = Counters(0, 0, 0, 0, 0, 0, 0, 0.0)
 
 @dataclass(slots=True)
 class Watched:
-    """The counts of a block, filled in when it ends. `print` shows them."""
+    """The counts of a block, filled in when it ends. `print` shows them.
+
+    >>> with shoal.memory.watch() as seen:
+    ...     y = x @ x
+    >>> print(seen.moved.swapped_bytes, seen.optimal_bytes)
+    """
 
     moved: Counters = _NOTHING
     optimal_bytes: int = 0  # of Belady's rule, for the same accesses and memory

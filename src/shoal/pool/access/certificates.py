@@ -1,12 +1,13 @@
 """Keys and certificates. Only what makes or signs them needs `cryptography`; see tls.py for their use.
 
 The head is its pool's only authority. A certificate's common name is who it is for, its unit is the
-role ("head", "node" or "client"), and the server name that it may answer to is `role.name`.
+role ("head", "node", "user", "task", …), and the server name that it may answer to is `role.name`.
 """
 
 from __future__ import annotations
 
 import datetime
+import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,7 +97,13 @@ class Authority:
             raise ProtocolError("the certificate request's key is not on the curve P-256")
         return self.sign(public, role, name)
 
-    def sign(self, public: ec.EllipticCurvePublicKey, role: str, name: str) -> Issued:
+    def sign(
+        self,
+        public: ec.EllipticCurvePublicKey,
+        role: str,
+        name: str,
+        days: int = limits.CERTIFICATE_DAYS,
+    ) -> Issued:
         subject = x509.Name(
             [
                 x509.NameAttribute(NameOID.COMMON_NAME, name),
@@ -109,7 +116,7 @@ class Authority:
         names = x509.SubjectAlternativeName([x509.DNSName(server_name(role, name))])
         authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         certificate = (
-            _builder(subject, self._certificate.subject, limits.CERTIFICATE_DAYS)
+            _builder(subject, self._certificate.subject, days)
             .public_key(public)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(authority=False), critical=True)
@@ -123,6 +130,24 @@ class Authority:
             f"{certificate.serial_number:X}",
             certificate.not_valid_after_utc.timestamp(),
         )
+
+    def web_certificate(self, directory: Path, names: list[str]) -> Path:
+        """Make key and certificate of the dashboard for these hosts, anew at each start."""
+        key = new_key()
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "shoal dashboard")])
+        certificate = (
+            _builder(subject, self._certificate.subject, limits.CERTIFICATE_DAYS)
+            .public_key(key.public_key())
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_key_usage(authority=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=True)
+            .add_extension(x509.SubjectAlternativeName([_host(name) for name in names]), False)
+            .sign(self._key, hashes.SHA256())
+        )
+        path = directory / "web.pem"
+        made = certificate.public_bytes(serialization.Encoding.PEM).decode()
+        paths.write_private(path, key_pem(key) + made + self.pem)
+        return path
 
     def own_identity(self, directory: Path, role: str, name: str, now: float) -> Identity:
         """Return the identity of one of the head's own processes; renew it before it expires."""
@@ -138,6 +163,13 @@ class Authority:
         made = Identity(path, name, role, "", key_pem(key), issued.pem, self.pem)
         made.save()
         return made
+
+
+def _host(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
 
 
 def expiry_of(certificate_pem: str) -> float:

@@ -1,4 +1,4 @@
-"""Join codes: what is written on them, and the desk that accepts them. Pure: time is passed in.
+"""Join codes: what is written on them, and the registry that accepts them. Pure: time is passed in.
 
 A code is 40 symbols in groups of eight: 3 name it, 16 are its secret (80 bits), 20 are the pin of the
 head's certificate (100 bits), and the last one is a check, so that a typing error is noticed at once.
@@ -12,13 +12,13 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from shoal.pool.base import limits
+from shoal.pool.wire.roles import Role
 
 SYMBOLS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # no I, L, O, U: they are mistaken for others
 _ALIKE = str.maketrans("ILO", "110")
 ID, SECRET, PIN, CHECK = 3, 16, 20, 1
 LENGTH = ID + SECRET + PIN + CHECK
 GROUP = 8
-ROLES = ("client", "node")
 
 
 class CodeError(ValueError):
@@ -145,7 +145,7 @@ class IssuedCode:
 
 
 @dataclass(slots=True)
-class Desk:
+class CodeRegistry:
     """Accepts each code once, before it expires."""
 
     codes: dict[str, IssuedCode] = field(default_factory=dict)
@@ -161,7 +161,10 @@ class Desk:
     def accept(
         self, code_id: str, secret: str, role: str, address: str, now: float, monotonic: float
     ) -> IssuedCode:
-        """Use a code up and return it. The refusal is the same, whatever is wrong."""
+        """Use a code up and return it. The refusal is the same, whatever is wrong.
+
+        `role` is "node", or anything else for a client: the code says what a client may do.
+        """
         if self.limiter.blocked(address, monotonic):
             raise JoinRefused("too many wrong codes came; wait a minute and try again.")
         code = self.codes.get(code_id)
@@ -173,11 +176,11 @@ class Desk:
                 "the code is wrong, was used before, or has expired. `shoal code` on the head's "
                 "machine prints a new one."
             )
-        if code.role != role:
+        if (code.role == Role.NODE) != (role == Role.NODE):
             raise JoinRefused(
                 f"the code is for a {code.role}, not for a {role}. Use "
-                f"{'`shoal join`' if code.role == 'client' else '`shoal node --join`'}, or let "
-                f"`shoal code{' --node' if role == 'node' else ''}` print another."
+                f"{'`shoal node --join`' if code.role == Role.NODE else '`shoal join`'}, or let "
+                f"`shoal code{' --node' if role == Role.NODE else ''}` print another."
             )
         del self.codes[code_id]
         return code

@@ -28,13 +28,15 @@ def named(folders: Iterable[str]) -> list[str]:
     for folder in folders:
         resolved = os.path.realpath(folder)
         if not os.path.isdir(resolved):
-            raise PoolError(f"--data {folder} is no folder")
+            raise PoolError(f"--data {folder} is not a folder")
         if len(resolved) > DATA_PATH_CHARS_MAX:
             raise PoolError(f"--data {folder} is a path of more than {DATA_PATH_CHARS_MAX} letters")
         if resolved not in found:
             found.append(resolved)
     if len(found) > DATA_FOLDERS_MAX:
-        raise PoolError(f"--data can be given {DATA_FOLDERS_MAX} times; name a folder above them")
+        raise PoolError(
+            f"--data can be given {DATA_FOLDERS_MAX} times at most. Name a folder above them"
+        )
     return found
 
 
@@ -60,10 +62,10 @@ class Folders:
         """The file or folder that a path means here, or the files that a pattern does. They keep the
         names by which they were asked for: those say what kind they are."""
         if "\0" in text or not os.path.isabs(text):
-            raise FolderError(f"{text!r} is no absolute path")
+            raise FolderError(f"{text!r} is not an absolute path")
         fixed, pattern = split_pattern(text)
         if ".." in Path(pattern).parts:
-            raise FolderError(f"{text!r}: a pattern does not go up")
+            raise FolderError(f"{text!r}: a pattern must not contain '..'")
         base = Path(os.path.normpath(fixed))
         self.check(base)
         if not pattern:

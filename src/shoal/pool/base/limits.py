@@ -5,6 +5,8 @@ A name ends with its unit: `_S` seconds, `_BYTES`, `_CHARS`, `_DAYS`, or `_MAX` 
 
 from __future__ import annotations
 
+from shoal import _constants
+
 PORT = 7433  # of a head that listens
 
 # --- every process: messages and connections -------------------------------------------------------
@@ -15,13 +17,14 @@ OUTGOING_BYTES_MAX = 4 * 2**20  # waiting for a peer that does not read; above, 
 NAME_CHARS_MAX = 64
 TEXT_CHARS_MAX = 2000
 DIMENSIONS_MAX = 64  # of a tensor: torch's own limit
-SESSIONS_MAX = 2047  # a session number is eleven bits of an address, and 0 is none
+SESSIONS_MAX = _constants.SESSIONS_MAX
 DEVICES_PER_NODE_MAX = 64
-DEVICES_PER_LEASE_MAX = 32  # members of the core's address space
+DEVICES_PER_LEASE_MAX = _constants.DEVICES_PER_LEASE_MAX
 IDENTITY_BYTES_MAX = 64 * 1024
 REPORT_BYTES_MAX = 4096  # of a start report: what a pipe takes in one write
 
-CONNECT_S = 4.0  # to reach a server, TLS handshake included
+CONNECT_S = 4.0  # to reach a server, TLS handshake included; of a head, its first answer included
+FIRST_ANSWER_S_MIN = 0.9  # for that answer, however long the rest took
 HANDSHAKE_S = 5.0  # from accept to a finished TLS handshake
 FIRST_FRAME_S = 5.0  # from there to the first whole request
 FRAME_S = 5.0  # from a frame's first byte to its last
@@ -35,13 +38,19 @@ RESUME_S = 10.0  # a client that lost its head returns within this, or its lease
 # --- head ------------------------------------------------------------------------------------------
 
 ANONYMOUS_FRAME_BYTES_MAX = 8 * 1024  # a join request is under 2 KiB
-CONNECTIONS_MAX = 1024
+CONNECTIONS_MAX = 8192  # nodes and members together
 STRANGERS_MAX = 64  # pending connections: they have not authenticated
 STRANGERS_PER_ADDRESS_MAX = 16
 IDLE_S = 120.0  # a silent client without a lease
 LEASE_SILENCE_S = 30.0  # a silent remote client with a lease; then it counts as gone
 GRANT_S = 3.0  # from a grant to the device server's confirmation
 RECOVERY_S = 4.0  # a request waits this long for a device server that restarts
+USES_SAVE_S = 60.0  # between writes of what owners have used
+WAIT_REPORT_S = 5.0  # between looks at what a waiting client is shown
+WAIT_ESTIMATED_MAX = 16  # the first in line are shown an estimate unasked; it costs more
+WAIT_BEAT_S = 5.0  # of a client that waits
+WAIT_S_MAX = 30 * 86400.0
+WAITING_MAX = 20_000  # leases that wait at a head
 START_WAIT_S = 55.0  # a request waits this long for an embedded pool's devices to start
 END_CORRECT_S = 5.0  # the reason of an end may be corrected this long
 END_KEEP_S = 600.0  # a client that was away can ask this long why its lease ended
@@ -55,6 +64,7 @@ AUDIT_ENTRIES_MAX = 100_000
 UNWRITTEN_NOTES_MAX = 10_000  # of the audit log; the rest of the state is bounded by what exists
 METRICS_REQUEST_BYTES_MAX = 8 * 1024
 STORE_BUSY_S = 5.0  # while another process reads the state
+STORE_FLUSH_S = 20.0  # for a commit; then the disk counts as stuck
 
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 365
@@ -104,6 +114,33 @@ LINKS_CACHED_MAX = 4096
 
 # --- device server and data reader -----------------------------------------------------------------
 
+SESSION_BEAT_S = 1.0  # a device server looks at its sessions, if none of them rings before
+SESSION_LOOK_S = 0.002  # and at most this often if they do
+SESSION_PROFILE_S = 2.0  # between two profiles of a session that only goes on
+PROFILE_COUNT_MAX = 2**62  # a worker's counters are cut off here
+MEMORY_HEADROOM_BYTES = 32 * 2**20  # of a session's part, beyond what it uses
+ORDER_FDS_MAX = 7  # connection, last words, block, two events, host region, data connections
+PROFILED_OPERATORS_MAX = 64  # of a profile: those that took most time
+MEMORY_WAIT_S = 30.0  # a call waits for memory that others use, if they too wait in a call
+
+UNKNOWN_WORK_S = 600.0  # assumed of a task of which nothing is known, on the fastest device
+PLAN_S = 2.0  # for the planner to answer; then the last plan stands
+PLAN_HANG_S = 30.0  # without an answer, or a start: then it is killed and started again
+PLAN_BYTES_MAX = 64 * 2**20  # of a question or answer
+ROUNDS_RECORDED_MAX = 1000
+ROUND_S = 60.0  # between two plans, if nothing happens
+ROUND_PAUSE_S = 0.05  # between two plans at least; and as long as the last one took
+ROUND_FULL_S = 2.0  # between two plans while no device is free
+PLAN_STANDS_S = 150.0  # without a new plan, the rule admits what was left to the planner
+PLANNED_TASKS_MAX = 128  # waiting tasks of one plan: the first in line
+UNUSED_S = 10.0  # a program that has no lease after this long leaves its devices to others, too
+WATCH_LOOK_S = 1.0  # between two looks at the running tasks
+ALONE_S = 5.0  # a task that has its device alone is measured for so long
+WATCH_S = 30.0  # tasks that share a device are watched for so long before their speed counts
+SUSPEND_S = 10.0  # for a session to be suspended; then it goes on
+
+FORK_S = 10.0  # the fork server's answer; it forks a process with all of torch's libraries
+PROBE_DEVICE_S = 60.0  # a driver's first start on a cold machine
 HELLO_S = 2.0  # a local client has its Hello ready
 PEERS_S = 30.0  # while the client opens the other devices of its lease, one by one
 SERVER_SEND_S = 5.0  # for an answer to leave
@@ -120,6 +157,53 @@ DATA_PATH_CHARS_MAX = 2048
 DATA_FOLDERS_MAX = 32  # that a node serves
 DATA_LEAVES_MAX = 1024  # tensors of a sample, columns of a table
 DATA_RUNS_MAX = 2**14
+
+# --- tasks and runners -----------------------------------------------------------------------------
+
+TASKS_PER_PAGE = 200
+TASKS_PER_SUBMISSION_MAX = 200  # of one message; an array takes several
+UNFINISHED_TASKS_MAX = 100_000
+TASKS_KEPT_MAX = 10_000  # that have ended
+TASKS_KEPT_DAYS = 30
+TASKS_REMOVE_S = 600.0  # between two looks for ended tasks that are too old
+ATTEMPTS_PER_RUNNER_MAX = 500
+ATTEMPT_START_S = 60.0  # from the plan to the program's start
+RUNNER_WAIT_S = 10.0  # a task whose runner is away waits this long for one on this machine
+RUNNER_SILENCE_S = 330.0  # and this long for one on another; it ends its tasks before
+RUNNER_ALONE_S = 300.0  # a runner elsewhere ends its tasks when the head was silent this long
+RUNNER_RETRY_S = 0.25  # between attempts to reach the head
+RUNNER_GONE_GRACE_S = 1.0  # for a task's processes when their runner has ended
+LEFT_BEHIND_S = 10.0  # a new runner waits this long for what an earlier one has left
+KILL_POLL_S = 0.02  # while killed processes end
+LOG_FILE_BYTES = 64 * 2**20  # of a task's log; two of them are kept
+LOG_READ_BYTES_MAX = 128 * 1024  # of one answer
+LOG_POLL_S = 0.2  # of `shoal logs -f`
+TASK_WAIT_S = 20.0  # of one request that waits for a task's end
+PIPE_READ_BYTES = 64 * 1024
+SNAPSHOT_BYTES_MAX = 200 * 2**20
+SNAPSHOT_FILES_MAX = 20_000
+FETCH_FILES_MAX = 1000  # of one page
+FILE_CHUNK_BYTES = 128 * 1024  # of a submitted file, in a message
+FILES_PER_MESSAGE_MAX = 1000
+FILES_OF_OWNER_BYTES = 2 * 2**30  # at the head, for programs that run on other machines
+FILE_LIST_BYTES_MAX = 8 * 2**20  # of a snapshot's list
+FILES_ASKED_MAX = 8  # requests of a runner that wait for the head
+
+SANDBOX_TRY_S = 20.0  # to start a program in it
+SANDBOX_LOOK_S = 0.5  # between looks at what it uses
+SANDBOX_FOLDER_BYTES = 10 * 2**30  # of its work and temporary folders together
+SANDBOX_FILES_MAX = 200_000
+SANDBOX_DEPTH_MAX = 200  # of its folders
+SANDBOX_PROCESSES_MAX = 512
+SANDBOX_DESCRIPTORS = 4096
+SANDBOX_SHARED_BYTES = 1 * 2**30  # of its /dev/shm
+SANDBOX_MEMORY_FRACTION = 0.5  # of the machine's
+DOOR_CONNECTIONS_MAX = 128
+DOOR_LINE_BYTES_MAX = 512
+DOOR_BUFFER_BYTES = 256 * 1024
+TASK_CERTIFICATE_DAYS = 30  # of an attempt; the head refuses it once the attempt has ended
+POSITIONS_S = 1.0  # a long line's positions are counted this often
+SCHEDULE_PAUSE_S = 0.02  # between two looks at the waiting tasks
 
 # --- client ----------------------------------------------------------------------------------------
 
@@ -141,3 +225,28 @@ CERTIFICATE_DAYS_LOW = 30
 STATE_FREE_BYTES_LOW = 64 * 1024  # a few changes
 REFRESH_POLL_S = 0.1
 TOP_S_MIN = 0.1
+
+# --- people ----------------------------------------------------------------------------------------
+EVENTS_MAX = 1000  # that the head keeps; the oldest one that is over makes room
+EVENT_TICK_S = 0.5  # between looks at the conditions of open events
+EVENT_CODE_SLOT_S = 30  # the code on an event's screen changes as often
+PEOPLE_ROWS_MAX = 200  # of a page
+AUDIT_ACTOR_CHARS_MAX = 64
+AUDIT_DETAIL_CHARS_MAX = 500
+HISTORY_SAMPLE_S = 5.0
+HISTORY_SAMPLES_MAX = 720  # of a device: an hour
+HISTORY_SPANS_MAX = 2000  # sessions that have ended
+HISTORY_DEVICES_MAX = 1024  # more have no samples
+HISTORY_SHOWN_MAX = 24  # devices in one answer about all of them
+HISTORY_SHOWN_SAMPLES = 60  # of each of these
+TICKET_S = 60.0  # a sign-in link is good once, for this long
+TICKETS_MAX = 1000
+CLAIM_S = 300.0  # a browser shows its six digits for this long
+CLAIMS_MAX = 20
+BROWSER_SESSION_S = 12 * 3600.0
+GUEST_SESSION_S = 7 * 86400.0
+GUEST_CODE_S = 7 * 86400.0  # a guest's join code
+TOKENS_PER_OWNER_MAX = 100
+WEB_WATCH_S = 20.0  # the head answers the web process by then, whether anything has changed or not
+WEB_TOPICS_MAX = 1000  # changes that the head remembers
+POOL_CHANGE_WAIT_S = 5.0

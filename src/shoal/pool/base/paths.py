@@ -106,6 +106,16 @@ def machine_id() -> str:
         return file.read().strip()
 
 
+def host_id() -> str:
+    """Return an id of this machine that stays the same over its boots."""
+    name = os.uname().nodename
+    try:
+        with open("/etc/machine-id") as file:
+            return f"{file.read().strip()[:24]}.{name}"[:64]
+    except OSError:
+        return name[:64]
+
+
 def socket_name(pool_id: str, part: str) -> str:
     """Return an abstract Unix address, which leaves no file behind. Both ends check the user."""
     return f"\0shoal/{pool_id}/{part}"

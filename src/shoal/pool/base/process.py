@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import struct
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,9 +17,15 @@ from dataclasses import dataclass
 from shoal.errors import ProtocolError, describe
 from shoal.pool.base import limits
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 READY = b"ready\n"
 FAILED = b"failed "
+
+
+def program_name() -> str:
+    """Return the name of this program in the pool's status: of a task, with the task's id."""
+    task, name = os.environ.get("SHOAL_TASK", ""), os.path.basename(sys.argv[0] or "python")
+    return f"{task}: {name} (pid {os.getpid()})".removeprefix(": ")[:200]
 
 
 def die_with_parent_thread() -> None:
@@ -27,6 +34,16 @@ def die_with_parent_thread() -> None:
     Only right where that thread is its process's main one.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def gain_no_privileges() -> None:
+    """Have the kernel ignore set-user-id programs and file capabilities, here and in all children."""
+    ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def hide_memory() -> None:
+    """Forbid other processes of this user, other sessions' workers among them, to read our memory."""
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def report_ready(fd: int = 1) -> None:
@@ -90,6 +107,15 @@ def wait_readable(fds: Iterable[int], timeout_s: float | None = None) -> set[int
     for fd in fds:
         poll.register(fd, select.POLLIN)
     return {fd for fd, _ in poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000)}
+
+
+def children(pid: int) -> list[int]:
+    """Return the children of a process that has one thread."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            return [int(word) for word in file.read().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def has_ended(pidfd: int) -> bool:

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from shoal.errors import LeaseError, ProtocolError
-from shoal.pool.base import limits, paths
+from shoal.pool.base import door, limits, paths
 from shoal.pool.base.addresses import LOCAL_PREFIX, NETWORK_PREFIX, split_address
 from shoal.pool.base.process import check_same_user
 from shoal.pool.wire import frames, messages, tls
@@ -46,7 +46,7 @@ class Connection:
             local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 local.settimeout(timeout_s)
-                local.connect(paths.socket_name(self.url.removeprefix(LOCAL_PREFIX), "head"))
+                _connect_local(local, self.url.removeprefix(LOCAL_PREFIX), timeout_s)
                 check_same_user(local)
             except BaseException:
                 local.close()
@@ -107,6 +107,19 @@ class Connection:
         self.close()
 
 
+def _connect_local(local: socket.socket, pool: str, timeout_s: float) -> None:
+    """Connect to a head of this machine, also while more programs connect than it has accepted."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            local.connect(paths.socket_name(pool, "head"))
+            return
+        except BlockingIOError:  # its queue is full
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(limits.ACCEPT_RETRY_S)
+
+
 class PoolUnreachable(LeaseError):
     """A head does not answer, or this program cannot use it.
 
@@ -157,10 +170,9 @@ def open_tls(
     """Connect to a server of the pool, which must prove to be `server_name`."""
     context = tls.client_context(identity)
     deadline = time.monotonic() + min(timeout_s, limits.CONNECT_S)
-    plain = socket.create_connection((host, port), timeout=min(timeout_s, limits.CONNECT_S))
+    plain = door.dial(host, port, min(timeout_s, limits.CONNECT_S))
     try:
         plain.settimeout(max(0.001, deadline - time.monotonic()))
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return context.wrap_socket(plain, server_hostname=server_name)
     except BaseException:
         plain.close()

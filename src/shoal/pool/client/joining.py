@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def join(invitation: str, role: str, name: str, path: Path) -> tls.Identity:
     """Join with "CODE@HOST" and write the identity to `path`. The key never leaves this machine."""
-    from shoal.pool.access import identity
+    from shoal.pool.access import certificates
 
     text, at, address = invitation.rpartition("@")
     if not at:
@@ -30,13 +30,16 @@ def join(invitation: str, role: str, name: str, path: Path) -> tls.Identity:
         raise PoolError(str(error)) from None
     host, port = split_address(address)
     paths.check_writable(path)  # before the code is used up
-    key = identity.new_key()
-    request = join_messages.Join(code.code_id, code.secret, role, name, identity.request_pem(key))
+    key = certificates.new_key()
+    request = join_messages.Join(
+        code.code_id, code.secret, role, name, certificates.request_pem(key)
+    )
     joined = _ask(host, port, code.pin, request)
     url = NETWORK_PREFIX + join_address(host, port)
     made = tls.Identity(
-        path, joined.name, role, url, identity.key_pem(key), joined.certificate, joined.authority
-    )
+        path, joined.name, joined.role or role, url, certificates.key_pem(key), joined.certificate,
+        joined.authority,
+    )  # fmt: skip
     made.save()
     return made
 

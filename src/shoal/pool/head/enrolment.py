@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import secrets
-import time
 from dataclasses import replace
 
 from shoal.errors import ProtocolError
 from shoal.pool.access import codes
-from shoal.pool.access.codes import Desk, IssuedCode, JoinRefused, Quota
-from shoal.pool.access.identity import Authority
+from shoal.pool.access.certificates import Authority, key_pem, new_key
+from shoal.pool.access.codes import CodeRegistry, IssuedCode, JoinRefused, Quota
 from shoal.pool.base import limits
+from shoal.pool.base.clock import Clock, Randomness
 from shoal.pool.head.leases import LeaseTable
-from shoal.pool.head.store import Store, StoredClient
-from shoal.pool.wire import join_messages, messages
+from shoal.pool.head.store import Store, StoredClient, StoreError
+from shoal.pool.wire import join_messages, messages, roles
+from shoal.pool.wire.roles import Principal, Role
 from shoal.pool.wire.tls import Peer
 
 
@@ -33,54 +33,70 @@ def source_of(address: str) -> str:
 
 class Enrolment:
     def __init__(
-        self, store: Store, table: LeaseTable, authority: Authority, pin: str, pool: str
+        self,
+        store: Store,
+        table: LeaseTable,
+        authority: Authority,
+        pin: str,
+        pool: str,
+        clock: Clock | None = None,
+        randomness: Randomness | None = None,
     ) -> None:
+        self._clock = clock or Clock()
+        self._random = randomness or Randomness()
         self._store = store
         self._table = table
         self._authority = authority
         self._pin = pin
         self._pool = pool
-        self.desk = Desk()
+        self.registry = CodeRegistry()
         self.refused = 0  # wrong codes so far
         self._clients = {c.name: c for c in store.clients()}
         for code in store.codes():
-            if code.expires > time.time():
-                self.desk.issue(code, time.time())
+            if code.expires > self._clock.now():
+                self.registry.issue(code, self._clock.now())
         for client in self._clients.values():
             table.quotas[client.name] = client.quota
 
-    def make_code(self, request: messages.MakeCode) -> messages.Code:
-        """Make a code for one client or node."""
-        if request.role not in codes.ROLES:
-            raise ProtocolError(
-                f"a code is for a {' or a '.join(codes.ROLES)}, not {request.role!r}"
-            )
+    async def make_code(self, request: messages.MakeCode, actor: Principal) -> messages.Code:
+        """Make a code for one client or node. Only the owner makes codes for admins."""
+        try:
+            role = roles.of_code(request.role)
+        except ValueError as error:
+            raise ProtocolError(str(error)) from None
+        if role is Role.ADMIN:
+            actor.require(Role.OWNER, "make a code for an admin")
         if not 1 <= request.ttl_s <= 7 * 86400:
             raise ProtocolError("a code is valid for 1 second to 7 days")
-        now = time.time()
+        now = self._clock.now()
         code_id = self._new_id()
-        secret = "".join(secrets.choice(codes.SYMBOLS) for _ in range(codes.SECRET))
+        secret = self._random.text(codes.SYMBOLS, codes.SECRET)
         quota = Quota(request.devices_max, request.memory_bytes_max)
-        code = IssuedCode(
-            code_id, codes.hash_secret(secret), request.role, now + request.ttl_s, quota
-        )
-        self.desk.issue(code, now)
-        self._store.add_code(code, now)
+        code = IssuedCode(code_id, codes.hash_secret(secret), role, now + request.ttl_s, quota)
+        try:
+            self.registry.issue(code, now)
+        except JoinRefused as error:
+            raise ProtocolError(str(error)) from None
+        try:
+            await self._store.flushed(self._store.add_code(code, actor.name, now))
+        except StoreError:
+            self.registry.codes.pop(code_id, None)
+            raise
         return messages.Code(codes.write(code_id, secret, self._pin), code.expires)
 
     def _new_id(self) -> str:
         while True:
-            made = "".join(secrets.choice(codes.SYMBOLS) for _ in range(codes.ID))
-            if made not in self.desk.codes:
+            made = self._random.text(codes.SYMBOLS, codes.ID)
+            if made not in self.registry.codes:
                 return made
 
-    def join(self, request: join_messages.Join, address: str) -> join_messages.Joined:
+    async def join(self, request: join_messages.Join, address: str) -> join_messages.Joined:
         """Return a certificate for a newcomer with a good code. Raise JoinRefused otherwise."""
-        now = time.time()
+        now = self._clock.now()
         try:
-            code = self.desk.accept(
+            code = self.registry.accept(
                 request.code_id, request.secret, request.role, source_of(address), now,
-                time.monotonic(),
+                self._clock.monotonic(),
             )  # fmt: skip
         except JoinRefused:
             self.refused += 1
@@ -88,31 +104,58 @@ class Enrolment:
         name = self._free_name(request.name, code.role)
         issued = self._authority.sign_request(request.request, code.role, name)
         client = StoredClient(name, code.role, issued.serial, now, issued.expires, None, code.quota)
-        self._store.add_client(client, code.code_id, now)
-        self._clients[name] = client
+        self._clients[name] = client  # from here on the name is taken
+        try:
+            await self._store.flushed(self._store.add_client(client, code.code_id, now))
+        except StoreError:
+            del self._clients[name]
+            self.registry.codes[code.code_id] = code  # it is still good
+            raise
         self._table.quotas[name] = code.quota
-        return join_messages.Joined(name, self._pool, issued.pem, self._authority.pem)
+        return join_messages.Joined(name, self._pool, issued.pem, self._authority.pem, code.role)
 
     def _free_name(self, wished: str, role: str) -> str:
         base = re.sub(r"[^a-z0-9-]+", "-", wished.lower()).strip("-")[:24] or role
         nodes = {node for node, _ in self._store.devices().values()}
-        taken = {*self._clients, *nodes, "owner", "head"}
+        taken = {*self._clients, *nodes, "owner", "head", "tasks"}
         number = 1
         while (name := base if number == 1 else f"{base}-{number}") in taken:
             number += 1
         return name
 
+    def knows(self, name: str) -> bool:
+        """Return whether somebody has, or had, this name."""
+        return name in self._clients
+
+    def role_of(self, name: str) -> Role | None:
+        """Return the role of a client of the pool; None for a node, a stranger or a revoked one."""
+        client = self._clients.get(name)
+        if client is None or client.revoked is not None or client.expires <= self._clock.now():
+            return None
+        return roles.of_certificate(client.role) if roles.is_client(client.role) else None
+
+    def identity_of_task(self, name: str) -> tuple[str, str, str]:
+        """Return key, certificate and authority for the program of an attempt."""
+        key = new_key()
+        issued = self._authority.sign(
+            key.public_key(), Role.TASK, name, limits.TASK_CERTIFICATE_DAYS
+        )
+        return key_pem(key), issued.pem, self._authority.pem
+
     def check(self, peer: Peer) -> None:
         """Raise ProtocolError unless the certificate is known and not revoked."""
         client = self._clients.get(peer.name)
-        if client is None or client.serial != peer.serial or client.role != peer.role:
-            raise ProtocolError(f"the certificate of {peer.name} is not known here. Join again.")
+        known = client is not None and client.serial == peer.serial
+        if client is None or not known or client.role != roles.of_certificate(peer.role):
+            raise ProtocolError(
+                f"the certificate of {peer.name} is not known here. Join again: shoal join CODE@HOST"
+            )
         if client.revoked is not None:
             raise ProtocolError(
                 f"{peer.name} was revoked by the pool's owner. Ask for a code and join again."
             )
 
-    def revoke(self, name: str) -> None:
+    def revoke(self, name: str, actor: Principal) -> None:
         """Refuse a client or node from now on. This head does not trust its certificate again, even if
         the disk is full; the store writes it as soon as it can."""
         client = self._clients.get(name)
@@ -121,9 +164,11 @@ class Enrolment:
             raise ProtocolError(
                 f"there is no client or node {name!r} to revoke; there are: {known}"
             )
-        now = time.time()
+        if client.role == Role.ADMIN:
+            actor.require(Role.OWNER, "revoke an admin")
+        now = self._clock.now()
         self._clients[name] = replace(client, revoked=now)
-        self._store.revoke_client(name, now)
+        self._store.revoke_client(name, actor.name, now)
 
     def list(self) -> messages.ClientList:
         return messages.ClientList(

@@ -9,25 +9,46 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
+from itertools import islice
+from pathlib import Path
 from typing import assert_never
 
 import shoal
 from shoal.errors import ProtocolError
 from shoal.pool.access.codes import JoinRefused
 from shoal.pool.base import limits
+from shoal.pool.base.clock import Clock, Randomness
+from shoal.pool.head.admin_requests import AdminRequests
+from shoal.pool.head.admitting import Admitting
+from shoal.pool.head.client_link import ClientLink
 from shoal.pool.head.enrolment import Enrolment
 from shoal.pool.head.granting import Changes, Granting
-from shoal.pool.head.leases import LeaseRefused, LeaseTable
+from shoal.pool.head.lease_requests import LeaseRequests
+from shoal.pool.head.leases import Granted, LeaseTable, Share
 from shoal.pool.head.nodes import Node, Nodes
+from shoal.pool.head.people.people import People
+from shoal.pool.head.requests import Requests, Route, Routes
 from shoal.pool.head.session_ends import Client, Endings, Holder
+from shoal.pool.head.session_reports import SessionReports
 from shoal.pool.head.store import Store, StoreError
-from shoal.pool.wire import join_messages, messages, node_messages
+from shoal.pool.head.tasks.elsewhere import Elsewhere
+from shoal.pool.head.tasks.files import SubmittedFiles
+from shoal.pool.head.tasks.tasks import Tasks
+from shoal.pool.head.why_requests import WhyRequests
+from shoal.pool.planner.recorder import Recorder
+from shoal.pool.planner.rounds import Planner
+from shoal.pool.wire import (
+    join_messages,
+    messages,
+    node_messages,
+    roles,
+    runner_messages,
+)
 from shoal.pool.wire.channel import Channel
 from shoal.pool.wire.end_reasons import End, Why
 from shoal.pool.wire.frames import Closed
-
-OWNER = "owner"  # the client over a Unix socket: the user who started the pool, or root
+from shoal.pool.wire.roles import Principal, Role
+from shoal.tasks.rules import DEFAULT
 
 
 class Head:
@@ -40,25 +61,81 @@ class Head:
         enrolment: Enrolment | None = None,
         table: LeaseTable | None = None,
         listen: str = "",
+        clock: Clock | None = None,
+        randomness: Randomness | None = None,
+        rule: str = DEFAULT,
+        files: Path | None = None,
     ) -> None:
         self.pool = pool
+        self.clock = clock or Clock()
         self.store = store
         self.standing = standing
         self.enrolment = enrolment
         self.listen = listen
         self.table = table or LeaseTable()
         self.nodes = Nodes(self.table, store)
-        self.changes = Changes()
-        self.ends = Endings(self.table, self.nodes, store, self.changes.notify)
+        self.reports = SessionReports(self.table, self.nodes, self.clock)
+        self.changes = Changes(self.clock)
+        self.ends = Endings(self.table, self.nodes, store, self.changes.notify, self.clock)
         self.granting = Granting(
-            self.table, self.nodes, store, self.ends, self.changes, standing=standing
-        )
-        self.holders = self.ends.holders
-        self.uses = self.ends.uses
+            self.table, self.nodes, store, self.ends, self.changes,
+            self.clock, randomness or Randomness(), standing=standing,
+        )  # fmt: skip
+        self.admitting = Admitting(self.table, store, self.clock, rule)
+        self.changes.first = self.admitting.changed
         self.connections: dict[str, set[Channel]] = {}  # by name, of those with a certificate
-        self.started = time.time()
+        self.started = self.clock.now()
         self.nodes_lost = 0
         self._restore()
+        self.tasks = Tasks(
+            store, self.table, self.admitting, self.clock, randomness or Randomness(),
+            lambda lease: self.ends.end_lease(lease, End(Why.GIVEN_BACK)),
+            Elsewhere(SubmittedFiles(files), enrolment, self.nodes.endpoint),
+        )  # fmt: skip
+        self._tell_tasks()
+        admin = AdminRequests(
+            enrolment, self.nodes, store, self._throw_out, self.admitting.admission.uses.of,
+            self.clock, standing=standing,
+        )  # fmt: skip
+        leases = LeaseRequests(
+            self.admitting, self.granting, self.table, self.nodes, self.ends,
+            self.clock, randomness or Randomness(), standing=standing,
+        )  # fmt: skip
+        clients = ClientLink(self.table, self.nodes, self.ends, self.granting, leases, self.clock)
+        why = WhyRequests(self.admitting, self.tasks.requests.state_of)
+        self.people = People(
+            store, self.table, enrolment, self.changes, self.clock, randomness or Randomness(),
+            self.status, self._grant_over, self.admitting.admission.uses.of,
+        )  # fmt: skip
+        self.requests = Requests(
+            clients.routes(),
+            admin.routes(),
+            self.tasks.requests.routes(),
+            why.routes(),
+            self.reports.routes(),
+            self.people.routes(),
+            self.routes(),
+        )
+        self.people.complete(self.requests)
+        self.tasks.on_change = self._tell_of_tasks
+        self._clients = clients
+
+    def _tell_tasks(self) -> None:
+        """Let the tasks hear of leases and devices."""
+        tasks = self.tasks.lifecycle
+        self.granting.tickets = tasks
+        self.ends.on_lost = tasks.lease_lost
+        self.ends.on_ended = tasks.lease_ended
+        self.changes.also = self.tasks.plans.wake
+
+    def plan_tasks(self, records: Path | None) -> None:
+        """Let a planner decide for tasks, and record its rounds there. None: the rule decides, and
+        tasks that an earlier planner suspended go on."""
+        planner = Planner(Recorder(records), fills=False) if records is not None else None
+        self.tasks.plan(planner, self.nodes, self.reports)
+
+    def _tell_of_tasks(self) -> None:
+        self.people.web.notify("tasks")
 
     def _restore(self) -> None:
         """Restore the leases of an earlier head: its clients and nodes come back."""
@@ -67,29 +144,35 @@ class Head:
             [s.granted for s in stored],
             self.store.counter("epoch", 0),
             self.store.counter("next_session", 1),
+            {number: node for number, (node, _) in self.store.devices().items()},
         )
-        now = time.monotonic()
+        now = self.clock.monotonic()
         for one in stored:
-            self.holders[one.granted.lease] = Holder(one, None, now + limits.RESUME_S)
+            self.ends.holders[one.granted.lease] = Holder(one, None, now + limits.RESUME_S)
+            self.admitting.restore(one.granted)
         self.nodes.expect({s.device for one in stored for s in one.granted.shares}, now)
 
     async def watch(self) -> None:
-        """End what is silent or has expired, for ever."""
+        """End what is silent or has expired, for ever, and start tasks."""
+        tasks = asyncio.ensure_future(self.tasks.run())
         while True:
+            if tasks.done():
+                tasks.result()  # a bug: let the head end, and start again
+            self.tasks.lifecycle.tick()
+            self.admitting.tick()
             await asyncio.sleep(limits.RETRY_S if self.standing else limits.BEAT_S)
-            now = time.monotonic()
+            now = self.clock.monotonic()
             for node in self.nodes.silent(now):
                 lost = self.nodes.lose(node)
                 self.nodes_lost += 1
                 end = End(Why.NODE_LOST, node.name)
-                self.store.write_audit(time.time(), node.name, "node lost", end.text)
+                self.store.write_audit(self.clock.now(), node.name, "node lost", end.text)
                 self.ends.report_lost(lost, end)
                 self.changes.notify()
-            for lease, holder in list(self.holders.items()):
+            for lease, holder in list(self.ends.holders.items()):
                 if holder.deadline is not None and holder.deadline < now:
                     self.ends.end_lease(lease, End(Why.CLIENT_AWAY))
-            self.granting.forget_ended()
-            for lease in self.table.expired(time.time()):
+            for lease in self.table.expired(self.clock.now()):
                 self.ends.end_lease(lease, End(Why.EXPIRED))
             self.ends.recent.forget_old(now)
             self.store.retry()
@@ -102,21 +185,29 @@ class Head:
             first = await channel.receive(join_messages.FIRST, limits.IDLE_S)
         except ProtocolError:
             return
-        await self._serve(channel, OWNER, "", first)
+        await self._serve(channel, roles.pool_owner(), first)
 
     async def serve_network(self, channel: Channel) -> None:
         """Serve a remote connection. A stranger, without a certificate, may only ask to join."""
         assert self.enrolment is not None
         peer = channel.peer
-        channel.frame_bytes_max = limits.ANONYMOUS_FRAME_BYTES_MAX
+        if peer is None:
+            channel.frame_bytes_max = limits.ANONYMOUS_FRAME_BYTES_MAX
         try:
             first = await channel.receive(join_messages.FIRST, limits.FIRST_FRAME_S)
             if isinstance(first, join_messages.Join):
-                channel.send(self.enrolment.join(first, channel.address))
+                channel.send(await self.enrolment.join(first, channel.address))
                 return
             if peer is None:
                 return  # a stranger gets no answer
-            self.enrolment.check(peer)
+            role = roles.of_certificate(peer.role)
+            if role is Role.TASK:
+                who = self.tasks.principal(peer)
+            else:
+                self.enrolment.check(peer)
+                if role is None:
+                    raise ProtocolError(f"a {peer.role} does not ask the head for anything")
+                who = roles.member(peer.name, role)
         except Closed:
             return
         except (ProtocolError, JoinRefused, StoreError) as error:
@@ -127,26 +218,36 @@ class Head:
         known = self.connections.setdefault(peer.name, set())
         known.add(channel)
         try:
-            await self._serve(channel, peer.name, peer.role, first)
+            await self._serve(channel, who, first)
         finally:
             known.discard(channel)
 
     async def _serve(
-        self, channel: Channel, name: str, role: str, first: join_messages.FirstMessage
+        self, channel: Channel, who: Principal, first: join_messages.FirstMessage
     ) -> None:
-        if isinstance(first, node_messages.NodeHello) and (name == OWNER or role == "node"):
-            if name != OWNER and first.node != name:
-                channel.send(messages.refusal(f"the certificate is for {name}, not {first.node}"))
+        is_node, is_owner = who.may(Role.NODE), who.may(Role.OWNER)
+        if isinstance(first, node_messages.NodeHello) and (is_owner or is_node):
+            if is_node and first.node != who.name:
+                channel.send(
+                    messages.refusal(f"the certificate is for {who.name}, not {first.node}")
+                )
                 return
             await self._serve_node(channel, first)
-        elif role == "node":
+        elif isinstance(first, runner_messages.RunnerHello):
+            pid = channel.peer_pid if is_owner else 0
+            problem = _wrong_runner(who, first)
+            if problem:
+                channel.send(messages.refusal(problem))
+                return
+            await self.tasks.runners.serve(channel, who.owner, first, self.pool, pid)
+        elif is_node:
             channel.send(
                 messages.refusal("a node only offers devices. To use some, join as a client")
             )
         elif isinstance(first, (node_messages.NodeHello, join_messages.Join)):
             channel.send(messages.refusal(f"a client does not send {type(first).__name__}"))
         else:
-            await self._serve_client(Client(channel, name), first)
+            await self._clients.serve(Client(channel, who), first, self.requests)
 
     # --- nodes -------------------------------------------------------------------------------------
 
@@ -157,8 +258,8 @@ class Head:
                     f"node {hello.node} has shoal {hello.shoal}, the head {shoal.__version__}. "
                     "Install the same version on both."
                 )
-            node, lost = self.nodes.hello(hello, channel, time.monotonic())
-            node.clock_ahead_s = hello.now - time.time()
+            node, lost = self.nodes.hello(hello, channel, self.clock.monotonic())
+            node.clock_ahead_s = hello.now - self.clock.now()
         except (ProtocolError, StoreError) as error:
             channel.send(messages.refusal(str(error)))
             return
@@ -172,15 +273,15 @@ class Head:
             while True:
                 message = await channel.receive(node_messages.FROM_NODE, None)
                 if self.standing:
-                    node.heard = time.monotonic()
+                    node.heard = self.clock.monotonic()
                 self._hear_node(node, message)
         except Closed:
             pass
         except ProtocolError as error:
-            self.store.write_audit(time.time(), node.name, "node cut off", str(error))
+            self.store.write_audit(self.clock.now(), node.name, "node cut off", str(error))
         finally:
-            self.nodes.disconnected(node, time.monotonic())
-            for holder in list(self.holders.values()):
+            self.nodes.disconnected(node, self.clock.monotonic())
+            for holder in list(self.ends.holders.values()):
                 self.ends.answer_missed(holder)
             self.changes.notify()
 
@@ -191,8 +292,13 @@ class Head:
                 return
             case node_messages.NodeGranted(index, session, epoch):
                 if index in node.numbers:  # else it has just ended, and the grant with it
-                    self.granting.taken.add((node.numbers[index], session, epoch))
-                self.changes.notify()
+                    self.granting.taken(node.numbers[index], session, epoch)
+                return
+            case node_messages.NodeProcesses(processes):
+                node.processes = processes
+                return
+            case node_messages.NodeSessionProfile():
+                self.reports.hear(node, message)
                 return
             case node_messages.DeviceMeasured():
                 self.nodes.measured(node, message)
@@ -214,174 +320,83 @@ class Head:
         self.ends.report_lost(lost, end)
         self.changes.notify()
 
-    # --- clients -----------------------------------------------------------------------------------
+    # --- what clients ask of the pool as a whole ---------------------------------------------------
 
-    async def _serve_client(self, client: Client, message: messages.FromClient) -> None:
-        try:
-            while True:
-                answer = await self._answer(client, message)
-                if answer is not None:
-                    client.channel.send(answer)
-                message = await client.channel.receive(
-                    messages.FROM_CLIENT, self._patience_s(client)
-                )
-        except Closed:
-            pass
-        except (ProtocolError, LeaseRefused, StoreError) as error:
-            client.channel.send(messages.refusal(str(error)))
-        finally:
-            self._client_gone(client)
+    def routes(self) -> Routes:
+        return {
+            messages.AskStatus: Route(Role.USER, self._ask_status),
+        }
 
-    def _patience_s(self, client: Client) -> float | None:
-        if client.lease is None:
-            return limits.IDLE_S
-        # On one machine the kernel tells when a client ends; it may be stopped for as long as it likes.
-        return None if client.channel.is_local else limits.LEASE_SILENCE_S
+    async def _ask_status(self, client: Client, ask: messages.AskStatus) -> messages.PoolStatus:
+        return self.status()
 
-    async def _answer(
-        self, client: Client, message: messages.FromClient
-    ) -> messages.FromHead | None:
-        match message:
-            case messages.Describe():
-                await self.granting.until_ready()
-                return messages.PoolInfo(self.nodes.infos())
-            case messages.AskStatus():
-                return self.status()
-            case messages.AskProfiles(first):
-                return self.nodes.profiles_from(first)
-            case messages.AskLease():
-                return await self.granting.lease(client, message)
-            case messages.Resume():
-                return self.granting.resume(client, message)
-            case messages.Beat():
-                self._note_use(client, message)
-                return messages.Beat()
-            case messages.LostSight():
-                self.ends.lost_sight(client, message)
-                return None
-            case messages.Release():
-                if client.lease is not None:
-                    self.ends.end_lease(client.lease, End(Why.GIVEN_BACK))
-                    client.lease = None
-                return messages.Done()
-            case _:
-                return self._govern(client, message)
-
-    def _govern(self, client: Client, message: messages.OwnerRequest) -> messages.FromHead:
-        """Answer what only the pool's owner may ask, over the Unix socket of the head's machine."""
-        if client.name != OWNER:
-            raise ProtocolError(
-                f"only the pool's owner may send {type(message).__name__}, on the head's machine"
-            )
-        match message:
-            case messages.ReadAudit(count):
-                rows = self.store.read_audit(count)
-                return messages.AuditLog([messages.AuditEntry(*row) for row in rows])
-            case messages.Measure(devices):
-                return self._measure(devices)
-            case messages.MakeCode():
-                try:
-                    return self._members().make_code(message)
-                except JoinRefused as error:
-                    raise ProtocolError(str(error)) from None
-            case messages.ListClients():
-                return self._members().list()
-            case messages.RevokeClient(name):
-                return self._revoke(name)
-            case _:
-                assert_never(message)
-
-    def _members(self) -> Enrolment:
-        if self.enrolment is None:
-            raise ProtocolError(
-                "this pool is for this machine only. Open it with: shoal up --listen ADDRESS"
-            )
-        return self.enrolment
-
-    def _revoke(self, name: str) -> messages.Done:
-        self._members().revoke(name)
-        text = self._throw_out(name)
-        if self.store.unwritten:
-            text += (
-                f". This is not on the disk yet: {self.store.error}. The head writes it as soon as it "
-                "can; do not stop the head before. Check the disk with: df"
-            )
-        return messages.Done(text)
-
-    def _measure(self, devices: list[int] | None) -> messages.Done:
-        if not self.standing:
-            raise ProtocolError(
-                "the devices of a program's own pool are not measured. Start a pool with: shoal up"
-            )
-        numbers = None if devices is None else set(devices)
-        return messages.Done(f"{self.nodes.measure(numbers)} device(s) will be measured")
+    def _grant_over(self, lease: int) -> None:
+        self.ends.end_lease(lease, End(Why.EXPIRED))
 
     def _throw_out(self, name: str) -> str:
         """End all leases, devices and connections of a revoked client or node."""
-        ended = [g.lease for g in self.table.held_by(name)]
+        ended = {g.lease for g in (*self.table.held_by(name), *self.table.owned_by(name))}
         for lease in ended:
             self.ends.end_lease(lease, End(Why.REVOKED, name))
         self.ends.report_lost(self.nodes.forget(name), End(Why.REVOKED, f"node {name}"))
         for channel in self.connections.pop(name, set()):
             channel.hang_up()
+        self.tasks.lifecycle.revoke(name)
+        self.people.revoke(name)
         return f"{name} is revoked; {len(ended)} lease(s) ended"
-
-    def _client_gone(self, client: Client) -> None:
-        if client.lease is None:
-            return
-        if client.lease not in self.holders:
-            self.ends.correct(client.lease, End(Why.CLIENT_ENDED))
-            return
-        holder = self.holders[client.lease]
-        if holder.channel is not client.channel:
-            return  # it came back on another connection already
-        if client.channel.is_local:
-            self.ends.end_lease(client.lease, End(Why.CLIENT_ENDED))
-        else:
-            # Devices that it has just closed its connection to, it lost by ending.
-            self.ends.correct(client.lease, End(Why.CLIENT_ENDED))
-            holder.channel = None
-            holder.deadline = time.monotonic() + limits.RESUME_S
-
-    def _note_use(self, client: Client, beat: messages.Beat) -> None:
-        granted = self.table.leases.get(client.lease) if client.lease is not None else None
-        mine = {s.part for s in granted.shares} if granted else set()
-        for use in beat.uses:
-            if (use.device, use.session) in mine:
-                self.uses[use.device, use.session] = use
 
     # --- status ------------------------------------------------------------------------------------
 
     def status(self) -> messages.PoolStatus:
-        sessions = [
-            messages.SessionInfo(
-                share.session, granted.lease, granted.epoch, granted.client,
-                self.holders[granted.lease].stored.program if granted.lease in self.holders else "",
-                share.device, share.memory_bytes,
-                self.holders[granted.lease].stored.since if granted.lease in self.holders else 0.0,
-                self.uses.get(share.part),
-            )
-            for granted in self.table.leases.values()
-            for share in granted.shares
-        ]  # fmt: skip
+        shares = ((g, share) for g in self.table.leases.values() for share in g.shares)
+        shown = islice(shares, limits.SESSIONS_SHOWN_MAX)
         return messages.PoolStatus(
             self.pool,
             shoal.__version__,
             os.getpid(),
             self.started,
-            time.time(),
+            self.clock.now(),
             self.listen,
-            self.nodes.node_infos(time.monotonic()),
+            self.nodes.node_infos(self.clock.monotonic()),
             self.nodes.infos(),
-            sessions[: limits.SESSIONS_SHOWN_MAX],
+            [self._session_info(granted, share) for granted, share in shown],
             self._state(),
+            self._processes(),
         )
+
+    def _session_info(self, granted: Granted, share: Share) -> messages.SessionInfo:
+        holder = self.ends.holders.get(granted.lease)
+        return messages.SessionInfo(
+            share.session, granted.lease, granted.epoch, granted.client,
+            holder.stored.program if holder is not None else "",
+            share.device, share.memory_bytes,
+            holder.stored.since if holder is not None else 0.0,
+            self.ends.uses.get(share.part), self.reports.shown(share, granted.epoch),
+        )  # fmt: skip
+
+    def _processes(self) -> list[messages.ProcessInfo]:
+        """Return the pool's processes, as far as they have reported."""
+        local = next(
+            (n for n in self.nodes.nodes.values() if n.channel and n.channel.is_local), None
+        )
+        name = local.name if local is not None else ""
+        found = [messages.ProcessInfo("head", os.getpid(), name)]
+        if self.tasks.planner_pid is not None:
+            found.append(messages.ProcessInfo("planner", self.tasks.planner_pid, name))
+        for runner in self.tasks.runners.known.values():
+            if runner.channel is not None:
+                found.append(messages.ProcessInfo("runner", runner.pid, runner.node))
+        for node in self.nodes.nodes.values():
+            if node.channel is not None:
+                found += node.processes
+        return found
 
     @property
     def counts(self) -> dict[str, int]:
         """Counters since the head started."""
         return {
             **self.granting.counts,
+            **self.tasks.lifecycle.counts,
             "nodes_lost": self.nodes_lost,
             "state_writes_failed": self.store.failed_writes,
         }
@@ -390,3 +405,15 @@ class Head:
         store = self.store
         error = store.error[: limits.TEXT_CHARS_MAX]
         return messages.StateInfo(store.failed_writes, store.unwritten, error, store.free_bytes())
+
+
+def _wrong_runner(who: Principal, hello: runner_messages.RunnerHello) -> str:
+    """Return why somebody may not be this runner, if so. Only nodes run programs of others."""
+    is_node = who.may(Role.NODE)
+    if hello.sandbox and is_node and hello.name != f"tasks@{who.name}":
+        return f"the certificate is for {who.name}, not for {hello.name}"
+    if hello.sandbox and not is_node and not who.may(Role.OWNER):
+        return "only a node runs programs of others. Type there: shoal node --tasks"
+    if not hello.sandbox and not who.may(Role.USER):
+        return f"{who.name} runs no programs of its own"
+    return ""

@@ -7,14 +7,19 @@ certificate of this pool.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import re
 import socket
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from shoal.errors import PoolError, ProtocolError
 from shoal.pool.base import limits
-from shoal.pool.base.addresses import is_loopback
+from shoal.pool.base.addresses import is_loopback, own_name
+from shoal.pool.base.histogram import Histogram
 from shoal.pool.head.head import Head
 from shoal.pool.wire import messages, tls
+from shoal.tasks.states import FINAL, State
 
 if TYPE_CHECKING:
     import ssl
@@ -41,6 +46,13 @@ class Page:
             self._lines.append(
                 f"shoal_{name}{{{inside}}} {value!r}" if inside else f"shoal_{name} {value!r}"
             )
+
+    def add_histogram(self, name: str, text: str, found: Histogram) -> None:
+        self._lines += [f"# HELP shoal_{name} {text}", f"# TYPE shoal_{name} histogram"]
+        self._lines += [
+            f'shoal_{name}_bucket{{le="{bound}"}} {count}' for bound, count in found.buckets()
+        ]
+        self._lines += [f"shoal_{name}_sum {found.sum_s!r}", f"shoal_{name}_count {found.count}"]
 
     def text(self) -> str:
         return "\n".join(self._lines) + "\n"
@@ -83,12 +95,32 @@ def render(head: Head) -> str:
             ({"session": str(s.session), "client": s.client, **where(s)}, getattr(s.use, name))
             for s in used
         ])  # fmt: skip
+    _add_queue(page, head)
     for name, value in head.counts.items():
         page.add(f"{name}_total", "counter", "Since the head started.", [({}, value)])
     if head.enrolment is not None:
         page.add("joins_refused_total", "counter", "Wrong codes since the head started.",
                  [({}, head.enrolment.refused)])  # fmt: skip
     return page.text()
+
+
+def _add_queue(page: Page, head: Head) -> None:
+    """Add what waits, what runs, and how long the head takes."""
+    states = Counter(entry.task.state for entry in head.tasks.lifecycle.index.tasks.values())
+    page.add("tasks", "gauge", "Tasks that have not ended, by state.", [
+        ({"state": state.value}, states[state]) for state in State if state not in FINAL
+    ])  # fmt: skip
+    waiting = head.admitting.admission.waiting
+    page.add("queue_requests", "gauge", "Leases and tasks that wait for devices.",
+             [({}, len(waiting))])  # fmt: skip
+    page.add("queue_oldest_seconds", "gauge", "How long the oldest of them has waited.",
+             [({}, head.admitting.longest_wait_s())])  # fmt: skip
+    page.add_histogram(
+        "queue_wait_seconds", "From a request to its devices.", head.admitting.waited
+    )
+    page.add_histogram(
+        "request_seconds", "The head's answers, without those that wait.", head.requests.latency
+    )
 
 
 async def serve(head: Head, listener: socket.socket, identity: tls.Identity | None) -> None:
@@ -129,10 +161,28 @@ def respond(head: Head, request: bytes, writer: asyncio.StreamWriter) -> bytes:
             head.enrolment.check(peer)
         except ProtocolError:
             return _response("403 Forbidden", "revoked\n")
+    if not _host_is_ours(request, writer.get_extra_info("sockname")):
+        return _response("421 Misdirected Request", "this server has another name\n")
     line = request.split(b"\r\n", 1)[0]
     if line.split(b" ")[:2] != [b"GET", b"/metrics"]:
         return _response("404 Not Found", "only GET /metrics is served\n")
     return _response("200 OK", render(head))
+
+
+def _host_is_ours(request: bytes, own: tuple[str, int]) -> bool:
+    """Return whether the Host is an address or localhost: a page cannot reach us by its own name."""
+    found = re.findall(rb"\r\nhost:[ \t]*([^\r\n]*?)[ \t]*(?=\r\n)", request, re.IGNORECASE)
+    if len(found) != 1:
+        return False
+    host = found[0].decode("latin-1").lower()
+    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+    if name in ("localhost", socket.gethostname().lower(), own_name()):
+        return True
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 def _response(status: str, body: str) -> bytes:

@@ -33,6 +33,7 @@ class Node:
     heard: float = 0.0  # monotonic
     clock_ahead_s: float = 0.0  # of the head's, when it said hello
     folders: list[str] = field(default_factory=list)  # that it serves
+    processes: list[messages.ProcessInfo] = field(default_factory=list)
 
     def send(self, message: node_messages.FromHead) -> None:
         if self.channel is not None:
@@ -50,6 +51,7 @@ class Nodes:
         self.profiles: dict[
             int, DeviceProfile
         ] = {}  # by number; agents report them after their hello
+        self._infos: dict[int, tuple[int, messages.DeviceInfo]] = {}  # with the device's version
 
     def expect(self, numbers: set[int], now: float) -> None:
         """Expect the nodes of an earlier head's leases to come back."""
@@ -62,7 +64,9 @@ class Nodes:
         return any(n.starting for n in self.nodes.values())
 
     def of_device(self, number: int) -> Node | None:
-        return next((n for n in self.nodes.values() if number in n.devices), None)
+        known = self.table.devices.get(number)
+        node = self.nodes.get(known.node) if known is not None else None
+        return node if node is not None and number in node.devices else None
 
     # --- reports of agents -------------------------------------------------------------------------
 
@@ -77,7 +81,8 @@ class Nodes:
         if known is not None and known.channel is not None:
             if channel.is_local != known.channel.is_local:
                 raise ProtocolError(
-                    f"there is a node {hello.node} already; give this one another name"
+                    f"there is a node {hello.node} already. Join with another name: "
+                    "shoal node --join CODE@HOST --as NAME"
                 )
             known.channel.abort()  # the same node on a newer connection
         host = hello.host if channel.is_local else (hello.host or channel.address)
@@ -86,12 +91,16 @@ class Nodes:
         self.nodes[hello.node] = node
         self.lost.pop(hello.node, None)
         if len(set(hello.declared)) < len(hello.declared):
-            raise ProtocolError(f"node {hello.node} has two devices of one name; name them apart")
+            raise ProtocolError(
+                f"node {hello.node} has two devices of one name. Name each: cpu,name=NAME"
+            )
         for name in hello.declared:  # numbers follow the order in which devices were declared
             self.store.device_number(hello.node, name)
         for device in hello.devices:
             self._add(node, device)
-        mine = {n for n, (name, _) in self.store.devices().items() if name == hello.node}
+        mine = self.store.numbers_of(hello.node)
+        for number in mine:
+            self.table.offered.touch(number)  # what is shown of it comes from this hello
         unnumbered = [h for h in hello.held if h.device not in node.numbers]
         held = [
             Held(node.numbers[h.device], h.session, h.lease, h.epoch)
@@ -120,14 +129,17 @@ class Nodes:
         node.devices[number] = device
         node.numbers[device.index] = number
         node.failures.pop(device.index, None)
-        self.table.add_device(number, device.name, device.memory_bytes, device.kind, node.name)
+        self.table.add_device(
+            number, device.name, device.memory_bytes, device.kind, node.name, device.context_bytes,
+            elastic=device.elastic,
+        )  # fmt: skip
         return number
 
     def device_up(self, node: Node, message: node_messages.DeviceUp) -> list[Lost]:
         """Note that a device server is ready. Sessions of an earlier one are lost."""
         number = self._add(node, message.device)
         node.starting = message.starting
-        return self.table.lose(lambda share: share.device == number)
+        return self.table.lose(self.table.shares_of(number))
 
     def device_down(self, node: Node, message: node_messages.DeviceDown) -> list[Lost]:
         node.starting = message.starting
@@ -183,12 +195,20 @@ class Nodes:
             node.channel.abort()
             node.channel = None
         del self.nodes[node.name]
-        mine = {n for n, (name, _) in self.store.devices().items() if name == node.name}
+        mine = self.store.numbers_of(node.name)
         for number in mine:
             self.profiles.pop(number, None)
+            self._infos.pop(number, None)
         return [lost for number in sorted(mine) for lost in self.table.remove_device(number)]
 
     # --- instructions, and what to show ------------------------------------------------------------
+
+    def endpoint(self, number: int) -> tuple[str, int] | None:
+        """Return host and port of a device's server, if it is on the network; "": the head's host."""
+        node = self.of_device(number)
+        if node is None or number not in node.devices or not node.devices[number].port:
+            return None
+        return node.host, node.devices[number].port
 
     def grant(self, share: Share, grant: node_messages.Grant) -> messages.GrantedDevice | None:
         """Send a grant to the share's device server. Return None if its node has just gone."""
@@ -197,7 +217,7 @@ class Nodes:
             return None
         device = node.devices[share.device]
         node.send(node_messages.NodeGrant(device.index, grant))
-        info = msgspec.structs.replace(self.info(share.device), memory_bytes=share.memory_bytes)
+        info = msgspec.structs.replace(self.info(share.device), memory_bytes=grant.most_bytes)
         network = None
         if device.port:
             name = tls.server_name("node", node.name)
@@ -211,6 +231,13 @@ class Nodes:
         node = self.of_device(share.device)
         if node is not None:
             node.send(node_messages.NodeRevoke(node.devices[share.device].index, share.session))
+
+    def order(self, share: Share, order: node_messages.OrderSession) -> None:
+        """Suspend or resume a session. A node that is away does not hear of it."""
+        node = self.of_device(share.device)
+        if node is not None:
+            index = node.devices[share.device].index
+            node.send(node_messages.NodeOrderSession(index, order))
 
     def measure(self, numbers: set[int] | None) -> int:
         """Have agents measure these devices (None: all) again. Return how many there are."""
@@ -232,6 +259,14 @@ class Nodes:
         return messages.Profiles(page, more[0] if more else None)
 
     def info(self, number: int) -> messages.DeviceInfo:
+        """Return what is shown of a device. It is made once for each change."""
+        version = self.table.offered.versions.get(number, 0)
+        made = self._infos.get(number)
+        if made is None or made[0] != version:
+            made = self._infos[number] = (version, self._info(number))
+        return made[1]
+
+    def _info(self, number: int) -> messages.DeviceInfo:
         known = self.table.devices[number]
         node = self.of_device(number)
         device = node.devices[number] if node is not None else None
@@ -241,11 +276,14 @@ class Nodes:
             device=device.device if device else "",
             memory_bytes=known.memory_bytes,
             free_bytes=self.table.free_bytes(number) if known.present else 0,
-            sessions=len(self.table.shares_of(number)),
+            sessions=self.table.sessions(number),
             speed=device.speed if device else 1.0,
             threads=device.threads if device else 0,
             kind=known.kind,
             node=known.node,
+            hardware=device.hardware if device else "",
+            context_bytes=known.context_bytes,
+            capability=device.capability if device else (0, 0),
         )
 
     def infos(self) -> list[messages.DeviceInfo]:

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shoal.pool.base import limits
-from shoal.units import show_bytes
+from shoal.tasks.room import Needs, Offer, in_order, is_of_kind, kinds, pick
+from shoal.units import show_bytes, typed_bytes
 
 
 class LeaseRefused(Exception):
     """The request cannot be granted: all reasons, and whatever would help."""
+
+    final = False  # True: other devices, or more of them, would change nothing
 
     def __init__(
         self, summary: str, reasons: Sequence[str] = (), unblock: Sequence[str] = ()
@@ -36,66 +39,45 @@ class Request:
     """What a client asks for."""
 
     count: int = 1
-    memory_bytes: int | None = None  # of each device; None: all that is free
+    memory_bytes: int | None = None  # of each device; None: what there is, from a floor up
     fraction: float | None = None  # of each device's memory, instead of memory_bytes
     kind: str | None = None  # "a100|v100": any of these, anywhere in the device's kind
     client: str = ""
     until: float | None = None  # in the caller's clock
     avoid: frozenset[int] = frozenset()  # session numbers that the client cannot take
+    owner: str = ""  # whose quota counts; "": the client's own
+    only: frozenset[int] | None = None  # device numbers to choose from; None: all
+    reservation: str = ""  # what the table reserved under this key is for this request
 
+    @property
+    def accountable(self) -> str:
+        return self.owner or self.client
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """A device as placement sees it."""
-
-    number: int
-    name: str
-    node: str
-    kind: str
-    memory_bytes: int
-    free_bytes: int
-    sessions: int
-
-    def share_bytes(self, request: Request) -> int:
-        """Return the bytes that `request` would take of this device; 0 if they are not free."""
-        if request.fraction is not None:
-            wanted = max(1, int(self.memory_bytes * request.fraction))
-        elif request.memory_bytes is not None:
-            wanted = request.memory_bytes
-        else:
-            wanted = max(1, self.free_bytes)
-        return wanted if wanted <= self.free_bytes else 0
+    @property
+    def needs(self) -> Needs:
+        return Needs(self.count, self.memory_bytes, self.fraction, self.kind, self.only)
 
 
 def check(request: Request) -> None:
     """Refuse what no pool could grant."""
     if request.memory_bytes is not None and request.memory_bytes < 1:
-        raise LeaseRefused(f"{request.memory_bytes} bytes were asked for. Ask for at least one.")
+        raise LeaseRefused(f"memory must be at least 1 byte (got {request.memory_bytes}).")
     if request.memory_bytes is not None and request.fraction is not None:
         raise LeaseRefused(
-            "an amount of memory and a fraction were asked for. Ask for one of them."
+            "the request has an amount of memory and a fraction. Ask for one of them."
         )
     if request.fraction is not None and not 0 < request.fraction <= 1:
         raise LeaseRefused(
-            f"a fraction of {request.fraction} was asked for. Ask for more than 0 and at most 1."
+            f"a fraction of memory must be above 0 and at most 1 (got {request.fraction})."
         )
     if request.kind is not None and not kinds(request.kind):
         raise LeaseRefused(
             f"{request.kind!r} names no kind of device. Ask for example for 'a100|v100'."
         )
-
-
-def kinds(text: str) -> list[str]:
-    """Return the alternatives of "a100|v100", in lower case."""
-    return [part.strip().lower() for part in text.split("|") if part.strip()]
-
-
-def is_of_kind(kind: str, wanted: str | None) -> bool:
-    """
-    >>> is_of_kind("NVIDIA A100-SXM4-40GB", "a100|v100")
-    True
-    """
-    return wanted is None or any(k in kind.lower() for k in kinds(wanted))
+    if not 1 <= request.count <= limits.DEVICES_PER_LEASE_MAX:
+        raise LeaseRefused(
+            f"devices must be from 1 to {limits.DEVICES_PER_LEASE_MAX} (got {request.count})."
+        )
 
 
 def choose(request: Request, offers: Sequence[Offer], silent: Sequence[str] = ()) -> list[Offer]:
@@ -105,23 +87,13 @@ def choose(request: Request, offers: Sequence[Offer], silent: Sequence[str] = ()
     `silent` names devices that no lease gets now, because their node is silent.
     """
     check(request)
-    if not 1 <= request.count <= limits.DEVICES_PER_LEASE_MAX:
-        raise LeaseRefused(
-            f"devices must be from 1 to {limits.DEVICES_PER_LEASE_MAX} (got {request.count})."
-        )
+    if request.only is not None:
+        offers = [o for o in offers if o.number in request.only]
     suitable = [o for o in offers if is_of_kind(o.kind, request.kind)]
-    fitting = sorted(
-        (o for o in suitable if o.share_bytes(request) > 0),
-        key=lambda o: (o.sessions, -o.free_bytes, o.number),
-    )
+    fitting = in_order(request.needs, suitable)
     if len(fitting) < request.count:
         raise _refused(request, offers, suitable, fitting, silent)
-    together = [
-        [o for o in fitting if o.node == node][: request.count]
-        for node in dict.fromkeys(o.node for o in fitting)
-    ]
-    whole = next((group for group in together if len(group) == request.count), None)
-    return sorted(whole or fitting[: request.count], key=lambda o: o.number)
+    return pick(request.count, fitting)
 
 
 # --- refusals --------------------------------------------------------------------------------------
@@ -145,7 +117,7 @@ def _refused(
     else:
         wanted = f"{asked} with {_wanted(request)} free"
         summary = f"{wanted} {were} asked for; of {len(suitable)}, {len(fitting)} have that."
-    reasons = [f"{name}: its node is not heard of" for name in silent]
+    reasons = [f"{name}: its node does not answer" for name in silent]
     right = {o.number for o in suitable}
     enough = {o.number for o in fitting}
     for offer in offers:
@@ -182,16 +154,16 @@ def _remedies(
     if len(suitable) >= request.count:
         most_bytes = sorted((o.free_bytes for o in suitable), reverse=True)[request.count - 1]
         if most_bytes > 0:
-            found.append(f"less memory: memory={most_bytes}, which is {show_bytes(most_bytes)}")
+            found.append(f'less memory: memory="{typed_bytes(most_bytes)}"')
     empty = [replace(o, free_bytes=o.memory_bytes, sessions=0) for o in suitable]
-    if sum(o.share_bytes(request) > 0 for o in empty) >= request.count:
-        used = [o.name for o in suitable if o.share_bytes(request) == 0 and o.sessions > 0]
+    if sum(o.share_bytes(request.needs) > 0 for o in empty) >= request.count:
+        used = [o.name for o in suitable if o.share_bytes(request.needs) == 0 and o.sessions > 0]
         found.append(
             f"waiting until programs end that use {', '.join(used[: limits.REASONS_SHOWN_MAX])}"
         )
     if request.kind is not None:
         right = {o.number for o in suitable}
-        others = [o for o in offers if o.number not in right and o.share_bytes(request) > 0]
+        others = [o for o in offers if o.number not in right and o.share_bytes(request.needs) > 0]
         if len(others) + len(fitting) >= request.count:
             kinds_there = sorted({o.kind for o in others})
             found.append(

@@ -1,7 +1,9 @@
 """What a head must not forget: clients, nodes, leases, codes and the audit log, in SQLite.
 
-Every method is one transaction. With a file it is on the disk when the method returns, so what was
-acknowledged after it is never lost; without one (embedded pools) it lives as long as the head.
+Every method that changes something queues the change and returns. A thread commits what has gathered
+in one transaction (`Journal`). `await store.flushed()` returns when it is on the disk: the head calls
+it before it answers, so what was acknowledged is never lost. Without a file (embedded pools) a change
+is made at once and lives as long as the head.
 
 What is a promise (a lease, a code, a member) is refused if it cannot be written. What has happened
 already (an end, a revocation) must not fail for want of a disk: it is kept, and written when it can be.
@@ -11,41 +13,21 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from shoal.errors import PoolError
 from shoal.pool.access.codes import IssuedCode, Quota
 from shoal.pool.base import limits
+from shoal.pool.head import audit_log, migrations
+from shoal.pool.head.journal import Journal, Pending, StoreError
 from shoal.pool.head.leases import Granted, LeaseTable, Lost, Share
 from shoal.pool.wire.end_reasons import End, Note
+from shoal.tasks.forecast import ERRORS_KEPT
 
-SCHEMA_VERSION = 1
-_SCHEMA = """
-CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE clients (
-    name TEXT PRIMARY KEY, role TEXT NOT NULL, serial TEXT NOT NULL UNIQUE,
-    joined REAL NOT NULL, expires REAL NOT NULL, revoked REAL,
-    devices_max INTEGER, memory_bytes_max INTEGER);
-CREATE TABLE codes (
-    code_id TEXT PRIMARY KEY, secret_hash BLOB NOT NULL, role TEXT NOT NULL, expires REAL NOT NULL,
-    devices_max INTEGER, memory_bytes_max INTEGER);
-CREATE TABLE devices (
-    number INTEGER PRIMARY KEY, node TEXT NOT NULL, name TEXT NOT NULL, UNIQUE (node, name));
-CREATE TABLE leases (
-    lease INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, client TEXT NOT NULL, secret TEXT NOT NULL,
-    program TEXT NOT NULL, since REAL NOT NULL, until REAL);
-CREATE TABLE shares (
-    lease INTEGER NOT NULL REFERENCES leases ON DELETE CASCADE, device INTEGER NOT NULL,
-    session INTEGER NOT NULL, memory_bytes INTEGER NOT NULL, PRIMARY KEY (lease, device),
-    UNIQUE (device, session));
-CREATE TABLE audit (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, actor TEXT NOT NULL,
-    action TEXT NOT NULL, detail TEXT NOT NULL);
-"""
+__all__ = ["Pending", "Store", "StoreError", "StoredClient", "StoredLease"]
 
 
 @dataclass(frozen=True)
@@ -67,13 +49,6 @@ class StoredClient:
     quota: Quota
 
 
-Write = Callable[[sqlite3.Connection], None]
-
-
-class StoreError(PoolError):
-    """The state could not be written; nothing of the change was kept."""
-
-
 class Store:
     """>>> store = Store(None)
     >>> store.write_audit(0.0, "head", "start", "")
@@ -81,81 +56,65 @@ class Store:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._unwritten: deque[Write] = deque()  # in their order
-        self.failed_writes = 0
-        self.error = ""  # of the last write; empty: it went well
         try:
-            self._db = sqlite3.connect(
-                path or ":memory:", isolation_level=None, timeout=limits.STORE_BUSY_S
-            )
-            if path is not None:
-                path.chmod(0o600)
-            self._prepare()
+            # Reads on the caller's thread see what is committed; the journal writes.
+            self._db = migrations.open_database(path)
+            self._journal = Journal(self._db if path is None else None, path)
+            # (node, name) -> number
+            self._devices: dict[tuple[str, str], int] = {
+                (node, name): number
+                for number, node, name in self._db.execute("SELECT number, node, name FROM devices")
+            }
         except sqlite3.Error as error:
             raise PoolError(
                 f"the pool's state {path} cannot be used: {error}. Move it away to start an empty pool."
             ) from None
-
-    def _prepare(self) -> None:
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
-        self._db.execute("PRAGMA foreign_keys = ON")
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            self._db.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
-        elif version != SCHEMA_VERSION:
-            raise PoolError(
-                f"the pool's state is of version {version}, this Shoal knows {SCHEMA_VERSION}. "
-                "Use the version of Shoal that wrote it, or move the state away."
-            )
+        self._next_device = max(self._devices.values(), default=-1) + 1
+        self._numbers: dict[str, set[int]] = {}  # by node
+        for (name, _), number in self._devices.items():
+            self._numbers.setdefault(name, set()).add(number)
 
     def close(self) -> None:
+        """Write what waits, and close."""
+        self._journal.close()
         self._db.close()
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Commit a change to disk, behind all that waited. Raise StoreError if that fails."""
-        try:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                for write in self._unwritten:
-                    write(self._db)
-                yield self._db
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
-        except sqlite3.IntegrityError as error:  # the change itself is wrong, not the disk
-            raise StoreError(f"the head's state does not allow this: {error}") from None
-        except sqlite3.Error as error:
-            self.failed_writes += 1
-            self.error = str(error)
-            raise StoreError(
-                f"the head cannot write its state: {error}. Is the disk full? Check with: df"
-            ) from None
-        self._unwritten.clear()
-        self.error = ""
+    async def flushed(self, *promises: Pending) -> None:
+        """Return when every change so far is on the disk, or is kept until there is room.
 
-    def _write(self, write: Write) -> None:
-        """Note what has happened: now, or as soon as that is possible."""
-        try:
-            with self._transaction() as db:
-                write(db)
-        except StoreError:
-            self._unwritten.append(write)
+        Raise StoreError if one of `promises`, which are changes so far, could not be written.
+
+        >>> lease = store.add_lease(stored, table)  # doctest: +SKIP
+        >>> await store.flushed(lease)  # doctest: +SKIP
+        """
+        await self._journal.flushed(*promises)
+
+    def flush(self, *promises: Pending) -> None:
+        """Do as `flushed`, and block the calling thread meanwhile."""
+        self._journal.flush(*promises)
+
+    def change(self, write: Callable[[sqlite3.Connection], None], *, promise: bool) -> Pending:
+        """Queue a change. A promise fails if it cannot be written; anything else waits for room."""
+        return self._journal.add(write, promise=promise)
+
+    @property
+    def failed_writes(self) -> int:
+        return self._journal.failed
+
+    @property
+    def error(self) -> str:
+        """Return the error of the last write; empty: it went well."""
+        return self._journal.error
 
     @property
     def unwritten(self) -> int:
-        """Changes that wait for room on the disk."""
-        return len(self._unwritten)
+        """Return how many changes wait for room on the disk."""
+        return self._journal.kept
 
     def retry(self) -> None:
         """Write what waits. After a failure that nothing waits for, find out whether it is over."""
-        if not self._unwritten and not self.error:
-            return
-        with suppress(StoreError), self._transaction() as db:
-            db.execute("INSERT OR REPLACE INTO counters VALUES ('tried', 1)")
+        if self._journal.error:
+            self.change(_try, promise=True)
 
     def free_bytes(self) -> int | None:
         """Return the room on the disk; None for a store in memory."""
@@ -167,38 +126,49 @@ class Store:
             return 0
         return found.f_bavail * found.f_frsize
 
+    def read(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """Return the rows of a query: of what is committed."""
+        return self._db.execute(query, values).fetchall()
+
     # --- leases ------------------------------------------------------------------------------------
 
-    def add_lease(self, stored: StoredLease, table: LeaseTable) -> None:
-        """Write a new lease, with the table's counters after it."""
+    def add_lease(self, stored: StoredLease, table: LeaseTable) -> Pending:
+        """Promise a new lease, with the table's counters after it."""
         granted = stored.granted
         row = (granted.lease, granted.epoch, granted.client, stored.secret, stored.program)
-        with self._transaction() as db:
+        counters = (("epoch", table.epoch), ("next_session", table.next_session))
+
+        def write(db: sqlite3.Connection) -> None:
             db.execute(
-                "INSERT INTO leases VALUES (?,?,?,?,?,?,?)", (*row, stored.since, granted.until)
+                "INSERT INTO leases VALUES (?,?,?,?,?,?,?,?)",
+                (*row, stored.since, granted.until, granted.owner),
             )
             db.executemany(
-                "INSERT INTO shares VALUES (?,?,?,?)",
-                [(granted.lease, s.device, s.session, s.memory_bytes) for s in granted.shares],
+                "INSERT INTO shares VALUES (?,?,?,?,?)",
+                [
+                    (granted.lease, s.device, s.session, s.memory_bytes, s.limit_bytes)
+                    for s in granted.shares
+                ],
             )
-            counters = (("epoch", table.epoch), ("next_session", table.next_session))
             db.executemany("INSERT OR REPLACE INTO counters VALUES (?,?)", counters)
             detail = f"lease {granted.lease}: {_describe(granted.shares)}"
-            self._audit(db, stored.since, granted.client, "grant", detail)
+            audit_log.append(db, stored.since, granted.client, "grant", detail)
+
+        return self.change(write, promise=True)
 
     def end_lease(self, lease: int, client: str, end: End, now: float) -> Note:
-        """Write the end of a lease. Never fails: see _write."""
+        """Write the end of a lease. Never fails."""
         note = Note(now, client, "end", f"lease {lease}", end)
 
         def write(db: sqlite3.Connection) -> None:
             if db.execute("DELETE FROM leases WHERE lease = ?", (lease,)).rowcount:
                 self._note(db, note)
 
-        self._write(write)
+        self.change(write, promise=False)
         return note
 
     def lose(self, one: Lost, end: End, now: float) -> Note:
-        """Write the loss of shares; it ends a lease without any left. Never fails: see _write."""
+        """Write the loss of shares; it ends a lease without any left. Never fails."""
         what = f"lease {one.lease}: {_describe(one.shares)}"
         note = Note(now, "head", "end" if one.ended else "lose", what, end)
 
@@ -211,34 +181,35 @@ class Store:
                 db.execute("DELETE FROM leases WHERE lease = ?", (one.lease,))
             self._note(db, note)
 
-        self._write(write)
+        self.change(write, promise=False)
         return note
 
     def correct(self, note: Note) -> None:
-        """Write the corrected reason of an end. Never fails: see _write."""
+        """Write the corrected reason of an end. Never fails."""
 
         def write(db: sqlite3.Connection) -> None:
-            row = (_short(note.detail), note.row)
-            db.execute("UPDATE audit SET detail = ? WHERE id = ?", row)
+            if note.row is not None:
+                audit_log.correct(db, note.row, note.at, note.actor, note.action, note.detail)
 
-        if note.row is not None:  # else it is written with its new reason
-            self._write(write)
+        self.change(write, promise=False)  # behind the note itself, which has its row by then
 
     def leases(self) -> list[StoredLease]:
         shares: dict[int, list[Share]] = {}
-        for lease, device, session, memory in self._db.execute(
-            "SELECT lease, device, session, memory_bytes FROM shares ORDER BY lease, device"
+        for lease, *share in self._db.execute(
+            "SELECT lease, device, session, memory_bytes, limit_bytes FROM shares "
+            "ORDER BY lease, device"
         ):
-            shares.setdefault(lease, []).append(Share(device, session, memory))
+            shares.setdefault(lease, []).append(Share(*share))
         rows = self._db.execute(
-            "SELECT lease, epoch, client, secret, program, since, until FROM leases ORDER BY lease"
+            "SELECT lease, epoch, client, secret, program, since, until, owner FROM leases "
+            "ORDER BY lease"
         )
         return [
             StoredLease(
-                Granted(lease, epoch, tuple(shares.get(lease, ())), client, until),
+                Granted(lease, epoch, tuple(shares.get(lease, ())), client, until, owner),
                 secret, program, since,
             )
-            for lease, epoch, client, secret, program, since, until in rows
+            for lease, epoch, client, secret, program, since, until, owner in rows
         ]  # fmt: skip
 
     def counter(self, name: str, default: int) -> int:
@@ -248,34 +219,47 @@ class Store:
     # --- devices -----------------------------------------------------------------------------------
 
     def device_number(self, node: str, name: str) -> int:
-        """Return the number of a device, the same whenever it comes back."""
-        with self._transaction() as db:
-            found = db.execute(
-                "SELECT number FROM devices WHERE node = ? AND name = ?", (node, name)
-            ).fetchone()
-            if found is not None:
-                return int(found[0])
-            last = db.execute("SELECT COALESCE(MAX(number), -1) FROM devices").fetchone()[0]
-            db.execute("INSERT INTO devices VALUES (?,?,?)", (last + 1, node, name))
-            return int(last) + 1
+        """Return the number of a device, the same whenever it comes back.
+
+        The number of a new device is on the disk before any lease that has it, in the same order.
+        """
+        known = self._devices.get((node, name))
+        if known is not None:
+            return known
+        number = self._next_device
+        self._next_device += 1
+        self._devices[node, name] = number
+        self._numbers.setdefault(node, set()).add(number)
+
+        def write(db: sqlite3.Connection) -> None:
+            db.execute("INSERT INTO devices VALUES (?,?,?)", (number, node, name))
+
+        self.change(write, promise=False)
+        return number
+
+    def numbers_of(self, node: str) -> set[int]:
+        """Return the numbers of all devices that a node has ever had."""
+        return self._numbers.get(node, set())
 
     def devices(self) -> dict[int, tuple[str, str]]:
         """number -> node, name."""
-        rows = self._db.execute("SELECT number, node, name FROM devices")
-        return {number: (node, name) for number, node, name in rows}
+        return {number: key for key, number in self._devices.items()}
 
     # --- codes and clients -------------------------------------------------------------------------
 
-    def add_code(self, code: IssuedCode, now: float) -> None:
+    def add_code(self, code: IssuedCode, actor: str, now: float) -> Pending:
         quota = code.quota
-        with self._transaction() as db:
+
+        def write(db: sqlite3.Connection) -> None:
             db.execute("DELETE FROM codes WHERE expires <= ?", (now,))
             db.execute(
                 "INSERT INTO codes VALUES (?,?,?,?,?,?)",
                 (code.code_id, code.secret_hash, code.role, code.expires,
                  quota.devices, quota.memory_bytes),
             )  # fmt: skip
-            self._audit(db, now, "owner", "code", f"{code.code_id} for a {code.role}")
+            audit_log.append(db, now, actor, "code", f"{code.code_id} for a {code.role}")
+
+        return self.change(write, promise=True)
 
     def codes(self) -> list[IssuedCode]:
         rows = self._db.execute(
@@ -286,10 +270,11 @@ class Store:
             for code_id, secret_hash, role, expires, devices, memory in rows
         ]
 
-    def add_client(self, client: StoredClient, code_id: str | None, now: float) -> None:
-        """Write a client or node that joined, and delete its code in the same commit."""
+    def add_client(self, client: StoredClient, code_id: str | None, now: float) -> Pending:
+        """Promise a client or node that joined, and delete its code in the same commit."""
         quota = client.quota
-        with self._transaction() as db:
+
+        def write(db: sqlite3.Connection) -> None:
             if code_id is not None:
                 db.execute("DELETE FROM codes WHERE code_id = ?", (code_id,))
             db.execute(
@@ -297,19 +282,21 @@ class Store:
                 (client.name, client.role, client.serial, client.joined, client.expires,
                  client.revoked, quota.devices, quota.memory_bytes),
             )  # fmt: skip
-            self._audit(db, now, client.name, "join", f"{client.role}, code {code_id}")
+            audit_log.append(db, now, client.name, "join", f"{client.role}, code {code_id}")
 
-    def revoke_client(self, name: str, now: float) -> None:
-        """Write that a client or node is revoked. Never fails: see _write."""
+        return self.change(write, promise=True)
+
+    def revoke_client(self, name: str, actor: str, now: float) -> None:
+        """Write that a client or node is revoked. Never fails."""
 
         def write(db: sqlite3.Connection) -> None:
             done = db.execute(
                 "UPDATE clients SET revoked = ? WHERE name = ? AND revoked IS NULL", (now, name)
             ).rowcount
             if done:
-                self._audit(db, now, "owner", "revoke", name)
+                audit_log.append(db, now, actor, "revoke", name)
 
-        self._write(write)
+        self.change(write, promise=False)
 
     def clients(self) -> list[StoredClient]:
         rows = self._db.execute(
@@ -321,45 +308,66 @@ class Store:
             for name, role, serial, joined, expires, revoked, devices, memory in rows
         ]
 
+    # --- admission ---------------------------------------------------------------------------------
+
+    def uses(self) -> list[tuple[str, float, float]]:
+        """Return what owners have used: owner, device seconds, and when that was."""
+        return self._db.execute("SELECT owner, device_s, at FROM uses").fetchall()
+
+    def save_uses(self, uses: Sequence[tuple[str, float]], now: float) -> None:
+        rows = [(owner, device_s, now) for owner, device_s in uses]
+
+        def write(db: sqlite3.Connection) -> None:
+            db.executemany("INSERT OR REPLACE INTO uses VALUES (?,?,?)", rows)
+
+        if rows and not self.error:  # the next ones say the same and more
+            self.change(write, promise=False)
+
+    def estimate_errors(self) -> list[float]:
+        """Return how far the last estimates were off, oldest first."""
+        query = "SELECT ratio FROM estimate_errors ORDER BY id DESC LIMIT ?"
+        rows = self._db.execute(query, (ERRORS_KEPT,)).fetchall()
+        return [ratio for (ratio,) in reversed(rows)]
+
+    def add_estimate_error(self, ratio: float) -> None:
+        def write(db: sqlite3.Connection) -> None:
+            added = db.execute("INSERT INTO estimate_errors (ratio) VALUES (?)", (ratio,)).lastrowid
+            db.execute("DELETE FROM estimate_errors WHERE id <= ?", ((added or 0) - ERRORS_KEPT,))
+
+        if not self.error:
+            self.change(write, promise=False)
+
     # --- audit -------------------------------------------------------------------------------------
 
     def write_audit(self, now: float, actor: str, action: str, detail: str) -> None:
-        """Never fails: see _write."""
+        """Never fails."""
 
         def write(db: sqlite3.Connection) -> None:
-            self._audit(db, now, actor, action, detail)
+            audit_log.append(db, now, actor, action, detail)
 
-        if len(self._unwritten) < limits.UNWRITTEN_NOTES_MAX:
-            self._write(write)
+        if self.unwritten < limits.UNWRITTEN_NOTES_MAX:
+            self.change(write, promise=False)
 
-    def read_audit(self, count: int) -> list[tuple[float, str, str, str]]:
-        """Return the newest entries, oldest first."""
-        rows = self._db.execute(
-            "SELECT at, actor, action, detail FROM audit ORDER BY id DESC LIMIT ?", (count,)
-        ).fetchall()
-        return list(reversed(rows))
+    def read_audit(self, count: int) -> list[audit_log.Entry]:
+        """Return the newest entries that are written, oldest first."""
+        return audit_log.read(self._db, count)
+
+    def verify_audit(self, noted: str = "") -> audit_log.Verdict:
+        """Recompute the chain of what is written."""
+        return audit_log.verify(self._db, noted)
+
+    # --- other parts of the head -------------------------------------------------------------------
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """Return what a part of the head has in tables of its own, as it was written."""
+        return self._db.execute(query).fetchall()
 
     def _note(self, db: sqlite3.Connection, note: Note) -> None:
-        note.row = self._audit(db, note.at, note.actor, note.action, note.detail)
-
-    def _audit(
-        self, db: sqlite3.Connection, now: float, actor: str, action: str, detail: str
-    ) -> int | None:
-        """Return the entry's row."""
-        added = db.execute(
-            "INSERT INTO audit (at, actor, action, detail) VALUES (?,?,?,?)",
-            (now, actor[:64], action, _short(detail)),
-        )
-        if (
-            added.lastrowid is not None and added.lastrowid % 1000 == 0
-        ):  # bounded, and rarely at work
-            oldest = added.lastrowid - limits.AUDIT_ENTRIES_MAX
-            db.execute("DELETE FROM audit WHERE id <= ?", (oldest,))
-        return added.lastrowid
+        note.row = audit_log.append(db, note.at, note.actor, note.action, note.detail)
 
 
-def _short(detail: str) -> str:
-    return detail[:500]
+def _try(db: sqlite3.Connection) -> None:
+    db.execute("INSERT OR REPLACE INTO counters VALUES ('tried', 1)")
 
 
 def _describe(shares: Iterable[Share]) -> str:

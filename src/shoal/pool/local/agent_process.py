@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -15,13 +14,14 @@ import msgspec
 
 from shoal.errors import ShoalError
 from shoal.pool.base import limits, log, process
-from shoal.pool.base.addresses import NETWORK_PREFIX, split_address
-from shoal.pool.node.agent import Agent, Network, connect_local
-from shoal.pool.node.profile_cache import ProfileCache
+from shoal.pool.base.addresses import LOCAL_PREFIX
+from shoal.pool.node.agent import Agent
+from shoal.pool.node.measuring.profile_cache import ProfileCache
 from shoal.pool.node.reader_process import ServedData
+from shoal.pool.node.server_process import Network
 from shoal.pool.node.spec import DeviceSpec, parse_device
 from shoal.pool.wire import tls
-from shoal.pool.wire.channel import Channel, open_channel
+from shoal.pool.wire.channel import Channel, connect_to_head
 
 
 class Options(msgspec.Struct):
@@ -52,24 +52,9 @@ def declared(devices: list[str] | None) -> list[DeviceSpec]:
 def connector(options: Options) -> Callable[[], Awaitable[Channel]]:
     """Return the function that connects this agent to its head."""
     if not options.head:
-        return lambda: connect_local(options.pool_id)
-    host, port = split_address(options.head.removeprefix(NETWORK_PREFIX))
+        return lambda: connect_to_head(LOCAL_PREFIX + options.pool_id, None)
     context = tls.client_context(tls.Identity.load(Path(options.identity)))
-
-    async def connect() -> Channel:
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(2 * limits.HANDSHAKE_S):
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            sock = socket.socket(found[0][0], socket.SOCK_STREAM)
-            sock.setblocking(False)
-            try:
-                await loop.sock_connect(sock, found[0][4])
-                return await open_channel(sock, context, tls.server_name("head", ""))
-            except BaseException:
-                sock.close()
-                raise
-
-    return connect
+    return lambda: connect_to_head(options.head, context)
 
 
 def give_up(reason: str) -> None:

@@ -25,6 +25,7 @@ from shoal.pool.head.leases import LeaseTable
 from shoal.pool.head.store import Store
 from shoal.pool.wire import tls
 from shoal.pool.wire.channel import Listener
+from shoal.tasks.rules import DEFAULT
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ class Options(msgspec.Struct):
     listen_port: int = 0
     metrics_host: str = ""
     metrics_port: int = 0  # 0: none
+    rule: str = DEFAULT  # of admission
 
 
 def _listen(option: str, host: str, port: int) -> socket.socket:
@@ -59,7 +61,7 @@ def make_head(options: Options) -> tuple[Head, tls.Identity | None]:
     table = LeaseTable()
     identity = enrolment = None
     if options.listen_host:
-        from shoal.pool.access.identity import Authority
+        from shoal.pool.access.certificates import Authority
         from shoal.pool.head.enrolment import Enrolment
 
         authority = Authority.open(state, options.pool)
@@ -67,7 +69,11 @@ def make_head(options: Options) -> tuple[Head, tls.Identity | None]:
         pin = codes.pin_of(tls.library().PEM_cert_to_DER_cert(identity.certificate))
         enrolment = Enrolment(store, table, authority, pin, options.pool)
     listen = join_address(options.listen_host, options.listen_port) if options.listen_host else ""
-    head = Head(options.pool, store, standing=True, enrolment=enrolment, table=table, listen=listen)
+    head = Head(
+        options.pool, store, standing=True, enrolment=enrolment, table=table, listen=listen,
+        rule=options.rule, files=state / "submitted" if enrolment is not None else None,
+    )  # fmt: skip
+    head.plan_tasks(state / "rounds.jsonl" if options.rule == DEFAULT else None)
     return head, identity
 
 
@@ -88,7 +94,7 @@ async def serve(options: Options) -> None:
     _log.info("the head of pool %s is ready; it listens at %s", head.pool, head.listen or "no port")
     process.report_ready()
     # Not earlier: a coroutine that an error keeps from running warns that nobody awaited it.
-    work = [head.watch()]
+    work = [head.watch(), head.people.watch()]
     if metrics_listener is not None:
         work.append(metrics.serve(head, metrics_listener, identity))
     await asyncio.gather(*work)  # none of them ends

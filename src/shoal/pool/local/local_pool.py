@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import secrets
@@ -12,13 +11,16 @@ from collections.abc import Sequence
 
 import msgspec
 
+import shoal_autoload
+from shoal import views
 from shoal.errors import LeaseError, PoolStartError
-from shoal.pool.base import log, process
+from shoal.pool.base import at_exit, log, process
 from shoal.pool.base.addresses import LOCAL_PREFIX
 from shoal.pool.client.head_connection import ask
 from shoal.pool.node import machine
 from shoal.pool.node.spec import DeviceSpec, parse_device
 from shoal.pool.wire import messages
+from shoal.units import show_bytes
 
 _log = logging.getLogger("shoal")
 
@@ -44,12 +46,22 @@ class Pool:
         if report != process.READY:
             reason = process.failure_in(report) or process.exit_reason(self._head.wait())
             raise PoolStartError(f"the program's pool did not start: {reason}")
-        atexit.register(self.close)
+        at_exit.register(self.close)
 
     @property
     def url(self) -> str:
         """The URL that another program of this user passes to `shoal.connect` or $SHOAL_POOL."""
         return LOCAL_PREFIX + self._id
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the devices and their memory."""
+        rows = [
+            [d.name, d.kind, show_bytes(d.memory_bytes), show_bytes(d.free_bytes), d.sessions]
+            for d in (self.devices if self.running else [])
+        ]
+        return views.table(
+            f"pool {self.url}", ["device", "kind", "memory", "free", "sessions"], rows
+        )
 
     @property
     def running(self) -> bool:
@@ -66,7 +78,7 @@ class Pool:
             return
         self._head.kill()  # its children die with it
         self._head.wait()
-        atexit.unregister(self.close)
+        at_exit.unregister(self.close)
 
     def __enter__(self) -> Pool:
         return self
@@ -100,16 +112,15 @@ def up(devices: Sequence[str] | None = None) -> Pool:
 
 
 def default_devices() -> list[str]:
-    """Return the machine's accelerators, or one CPU device."""
+    """Return the machine's accelerators, or one CPU device. Starts no driver in this process."""
     try:
-        import torch
-    except ImportError:
+        # A driver that the user names is there, wherever the device files are.
+        named = bool(os.environ.get("SHOAL_CUDA_DRIVER"))
+        kind = "cuda" if named else shoal_autoload.other_accelerator()
+    except ImportError:  # torch is missing: the device server says so
         return ["cpu"]
-    for kind in ("cuda", "xpu", "mps"):
-        module = getattr(torch, kind, None)
-        if module is not None and module.is_available():
-            return [f"{kind}:{i}" for i in range(module.device_count())]
-    return ["cpu"]
+    count = machine.ask_torch([kind])[kind].count if kind else 0
+    return [f"{kind}:{i}" for i in range(count)] or ["cpu"]
 
 
 def describe(url: str) -> list[messages.DeviceInfo]:

@@ -83,6 +83,7 @@ class Supervised:
     name: str
     module: str
     options: str  # JSON
+    descriptors: tuple[int, ...] = ()  # that it inherits
     child: subprocess.Popen[bytes] | None = None
     pidfd: int = -1
     started: float = 0.0  # monotonic
@@ -129,8 +130,9 @@ class Supervisor:
     def _start(self, one: Supervised) -> None:
         command = [sys.executable, "-m", one.module, one.options]
         one.child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
-        )
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True,
+            pass_fds=one.descriptors,
+        )  # fmt: skip
         one.pidfd = os.pidfd_open(one.child.pid)
         one.started = time.monotonic()
 

@@ -10,112 +10,26 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import socket
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import assert_never
-
-import msgspec
 
 import shoal
 from shoal.errors import ProtocolError
-from shoal.pool.base import addresses, limits, paths, process
-from shoal.pool.node.profile_cache import ProfileCache
-from shoal.pool.node.profiling import PROBE_EPOCH, Profiler
-from shoal.pool.node.reader_process import ServedData
-from shoal.pool.node.share_server import ShareServer, address_of
+from shoal.pool.base import limits, paths, process
+from shoal.pool.node.measuring.profile_cache import ProfileCache
+from shoal.pool.node.measuring.profiler import PROBE_EPOCH, Profiler
+from shoal.pool.node.process_list import processes
+from shoal.pool.node.server_process import Network, Server, start_server
+from shoal.pool.node.shares.share_server import ShareServer, address_of
 from shoal.pool.node.spec import DeviceSpec
-from shoal.pool.wire import messages, node_messages, tls
+from shoal.pool.wire import messages, node_messages, profile_messages, tls
 from shoal.pool.wire.channel import Channel, open_channel
 from shoal.pool.wire.frames import Closed
 from shoal.schedule.model.device_profile import DeviceProfile
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Network:
-    """How remote clients reach the node's device servers."""
-
-    host: str  # the address to listen at
-    port: int  # of its first device server; the others' follow; where one is taken, any
-    identity: Path  # of the node
-    data: ServedData = field(default_factory=ServedData)
-
-
-@dataclass
-class Server:
-    """A device server, as its agent sees it: a new object for each start."""
-
-    index: int
-    spec: DeviceSpec
-    process: subprocess.Popen[bytes]
-    socket: socket.socket
-    address: str
-    port: int
-    started: float
-    channel: Channel | None = None
-    ready: node_messages.Ready | None = None
-    ended: bool = False
-    refusal: str = ""  # why it did not start, as it reported
-    reaped: bool = True  # False: it closed its connection but did not exit; the agent killed it
-    held: dict[int, node_messages.Grant] = field(default_factory=dict)  # by session
-
-    def announcement(self) -> node_messages.NodeDevice:
-        assert self.ready is not None
-        return node_messages.NodeDevice(
-            index=self.index,
-            name=self.spec.name,
-            device=self.spec.device,
-            kind=self.ready.kind,
-            memory_bytes=self.ready.memory_bytes,
-            speed=self.spec.speed,
-            threads=self.ready.threads,
-            address=self.address,
-            port=self.port,
-        )
-
-
-def start_server(
-    pool_id: str, node: str, index: int, spec: DeviceSpec, network: Network | None
-) -> Server:
-    """Start a device server and open its sockets for it."""
-    address = paths.socket_name(pool_id, f"{node}/device-{index}" if node else f"device-{index}")
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(address)
-    listener.listen(64)
-    ours, theirs = socket.socketpair()
-    opened = [listener, theirs]
-    arguments = [msgspec.json.encode(spec).decode(), str(listener.fileno()), str(theirs.fileno())]
-    port = 0
-    if network is not None:
-        tls_listener = _listen(network, index)
-        port = int(tls_listener.getsockname()[1])
-        opened.append(tls_listener)
-        data = msgspec.json.encode(network.data).decode()
-        arguments += [str(tls_listener.fileno()), str(network.identity), data]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "shoal.pool.node.device_server", *arguments],
-        pass_fds=[s.fileno() for s in opened],
-        stdin=subprocess.DEVNULL,
-        stdout=2,  # the agent's own may be a pipe that nobody reads
-    )
-    for each in opened:
-        each.close()
-    return Server(index, spec, child, ours, address, port, time.monotonic())
-
-
-def _listen(network: Network, index: int) -> socket.socket:
-    family = addresses.family(network.host)
-    with suppress(OSError):
-        return socket.create_server((network.host, network.port + index), family=family, backlog=64)
-    return socket.create_server((network.host, 0), family=family, backlog=64)
 
 
 class Agent:
@@ -197,7 +111,7 @@ class Agent:
         self.head = channel  # everything from now on is sent after the hello
         for server in self.servers:
             if server.ended:
-                self._say(node_messages.DeviceDown(server.index, _why(server), self.starting))
+                self._say(node_messages.DeviceDown(server.index, server.problem(), self.starting))
         patience_s: float | None = limits.HEAD_WELCOME_S
         beating: asyncio.Future[None] | None = None
         try:
@@ -238,8 +152,12 @@ class Agent:
         )
 
     async def _beat(self, channel: Channel, beat_s: float) -> None:
+        found: list[messages.ProcessInfo] = []
         while beat_s > 0:
             channel.send(messages.Beat())
+            said, found = found, processes(self.node, self.servers)
+            if found != said:
+                channel.send(node_messages.NodeProcesses(found))
             await asyncio.sleep(beat_s)
 
     def _report_start(self) -> None:
@@ -249,7 +167,7 @@ class Agent:
         if self.on_no_device is not None:
             on_no_device, self.on_no_device = self.on_no_device, None
             if all(s.ready is None for s in self.servers):
-                on_no_device("; ".join(_why(s) for s in self.servers))
+                on_no_device("; ".join(s.problem() for s in self.servers))
         if self._welcomed and self.on_ready is not None:
             on_ready, self.on_ready = self.on_ready, None
             on_ready()
@@ -282,6 +200,10 @@ class Agent:
                 server.channel.send(node_messages.Revoke(session))
                 self._let_go(server, session)
                 self._note_change()
+            case node_messages.NodeOrderSession(index, order):
+                server = self._server(index)
+                if server is not None and server.channel is not None:
+                    server.channel.send(order)
             case node_messages.NodeMeasure(indices):
                 if self._profiler is not None:
                     self._profiler.refresh(set(indices))
@@ -318,9 +240,9 @@ class Agent:
             hopeless = bool(server.refusal) or backoff.failures >= limits.START_ATTEMPTS_MAX
             if not self.restart or (not came_up and hopeless):
                 if self.restart or not came_up:  # else the program that uses it reports it
-                    _log.error("%s", _why(server))
+                    _log.error("%s", server.problem())
                 return
-            _log.warning("%s; the agent starts it again", _why(server))
+            _log.warning("%s; the agent starts it again", server.problem())
             await asyncio.sleep(delay_s)
             server = await self._start_again(server)
             self.servers[server.index] = server
@@ -343,6 +265,9 @@ class Agent:
                         self._say(node_messages.DeviceUp(server.announcement(), self.starting))
                         self._report_start()
                         self._device_ready(server)
+                    case profile_messages.SessionProfile() as profile:
+                        if profile.epoch != PROBE_EPOCH:
+                            self._say(node_messages.NodeSessionProfile(server.index, profile))
                     case node_messages.SessionEnded() as ended:
                         self._session_ended(server, ended)
                     case messages.Refusal(reason):
@@ -351,11 +276,11 @@ class Agent:
             pass
         server.channel.abort()
         # It closes its descriptors a little before it ends.
-        server.reaped = await asyncio.to_thread(_reap, server.process)
+        server.reaped = await asyncio.to_thread(server.reap)
         server.ended = True
         for session in list(server.held):
             self._let_go(server, session)
-        self._say(node_messages.DeviceDown(server.index, _why(server), self.starting))
+        self._say(node_messages.DeviceDown(server.index, server.problem(), self.starting))
         self._report_start()
 
     def _device_ready(self, server: Server) -> None:
@@ -399,16 +324,6 @@ class Agent:
             self.shares.lease_ended(grant.lease, grant.epoch)
 
 
-def _reap(child: subprocess.Popen[bytes]) -> bool:
-    """Wait for a device server that has hung up. Return False if this process had to kill it."""
-    with suppress(subprocess.TimeoutExpired):
-        child.wait(timeout=limits.SERVER_EXIT_S)
-        return True
-    child.kill()
-    child.wait()
-    return False
-
-
 def _refusal(error: Exception) -> tuple[object, str]:
     """Return the cause for which this node cannot use a head that is there, and its text.
 
@@ -421,26 +336,3 @@ def _refusal(error: Exception) -> tuple[object, str]:
         return str(error), f"the head refuses this node: {error}"
     reason = getattr(error, "verify_message", None)
     return reason, f"the head is not the one that this node joined: {reason}"
-
-
-def _why(server: Server) -> str:
-    if server.refusal:
-        return f"device server {server.spec.name} did not start: {server.refusal}"
-    status = server.process.returncode
-    if status is None or not server.reaped:
-        reason = "it closed its connection to the agent"
-    else:
-        reason = process.exit_reason(status)
-    return f"device server {server.spec.name} is not running: {reason}"
-
-
-async def connect_local(pool_id: str) -> Channel:
-    """Connect to the head on this machine."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)
-        sock.connect(paths.socket_name(pool_id, "head"))
-    except OSError:
-        sock.close()
-        raise
-    return await open_channel(sock)

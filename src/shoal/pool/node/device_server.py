@@ -1,9 +1,9 @@
-"""A device server: owns one device, preloads torch's libraries, and forks one worker per session.
+"""A device server: owns one device, and starts one worker per session.
 
 Clients on this machine connect to its Unix socket and pass memory; remote clients connect to its TLS
 port (tls_acceptor.py). It keeps the device's ledger: all workers together never have more memory than
-the device offers. It stays single-threaded and never computes, so that forking is safe (and, on CUDA,
-so that no context exists before the fork).
+the device offers. It holds the keys and secrets; the processes that it starts are children of its fork
+server (fork_server.py), which has none. It never computes, and never touches the device's runtime.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,12 +24,29 @@ import msgspec
 
 from shoal.errors import ProtocolError, describe
 from shoal.pool.base import limits, log, process
-from shoal.pool.node import hardware, reader_process, worker_process
+from shoal.pool.node import (
+    child_main,
+    fork_server,
+    hardware,
+    orders,
+    reader_process,
+    worker_process,
+)
+from shoal.pool.node.fork_server import ForkServer
 from shoal.pool.node.reader_process import ReaderProcess, ServedData
+from shoal.pool.node.session_control import Sessions
 from shoal.pool.node.spec import DeviceSpec, default_threads, spill
-from shoal.pool.node.worker_process import ClientConnection, OfferedDevice, WorkerProcess
-from shoal.pool.wire import frames, messages, node_messages, session_messages
+from shoal.pool.node.worker_process import ClientConnection, WorkerProcess
+from shoal.pool.wire import (
+    frames,
+    messages,
+    node_messages,
+    profile_messages,
+    session_messages,
+    tls,
+)
 from shoal.pool.wire.acceptor import Acceptor, PendingConnection, SelectorLoop
+from shoal.units import show_bytes
 
 if TYPE_CHECKING:
     from shoal.pool.node.tls_acceptor import TlsAcceptor, TlsConnection
@@ -50,6 +67,7 @@ class DeviceServer:
 
     def __init__(
         self,
+        forks: ForkServer,
         spec: DeviceSpec,
         listener: socket.socket,
         agent: socket.socket,
@@ -60,21 +78,35 @@ class DeviceServer:
         self._network = network
         self._data = data or ServedData()
         self._inbox = frames.Inbox()
-        memory_bytes = spec.memory_bytes or hardware.memory_bytes(spec.device)
-        self.device = OfferedDevice(
-            spec,
-            memory_bytes,
-            spec.threads or default_threads(),
-            spill(spec, memory_bytes),
-            network.identity if network is not None else None,
-            bool(self._data.folders),
+        self._forks = forks
+        facts = hardware.facts(spec, forks)
+        memory_bytes = hardware.offered_bytes(spec, facts)
+        self.device = orders.DeviceOffer(
+            spec, memory_bytes, spec.threads or default_threads(), spill(spec, memory_bytes)
         )
+        pages = spec.device == "cpu"
+        swap_bytes = self.device.spill.host_bytes + self.device.spill.disk_bytes
         self._ready = node_messages.Ready(
-            memory_bytes, self.device.threads, hardware.kind(spec), hardware.model(spec)
+            memory_bytes,
+            self.device.threads,
+            hardware.kind(spec, facts),
+            facts.name,
+            facts.context_bytes,
+            facts.capability,
+            elastic=pages and swap_bytes > 0,
         )
         self._grants: dict[str, node_messages.Grant] = {}  # by token; used once
-        self._workers: dict[int, WorkerProcess] = {}  # by pid, until the worker is reaped
+        self._workers: dict[int, WorkerProcess] = {}  # by pidfd, until the worker is reaped
         self._loop = SelectorLoop()
+        self._sessions = Sessions(
+            memory_bytes,
+            self.device.spill,
+            spec.host_bytes is not None,
+            pages=pages,
+            loop=self._loop,
+            send=self._send_profile,
+            context_bytes=facts.context_bytes,
+        )
         self._agent_ended = False
         self._acceptor = Acceptor(
             listener,
@@ -93,12 +125,16 @@ class DeviceServer:
         except OSError:
             return  # the agent has ended, and the pool with it
         self._loop.add_reader(self._agent, self._hear_agent)
+        self._loop.add_reader(self._forks, self._lose_forks)
         if self._network is not None:
             self._network.open(self._loop, self)
         while not self._agent_ended:
             self._loop.run_once()
         for worker in self._workers.values():
             worker.kill()
+
+    def _lose_forks(self) -> None:
+        raise fork_server.Lost("the fork server has ended")
 
     def _hear_agent(self) -> None:
         try:
@@ -112,6 +148,8 @@ class DeviceServer:
                     self._grants[token] = message
                 case node_messages.Revoke(session):
                     self._revoke(session)
+                case node_messages.OrderSession() as order:
+                    self._sessions.obey(order)
 
     def _revoke(self, session: int) -> None:
         self._grants = {t: g for t, g in self._grants.items() if g.session != session}
@@ -127,20 +165,21 @@ class DeviceServer:
         if grant is None:
             raise ProtocolError(_NOT_GRANTED)
         deadline = time.monotonic() + limits.DYING_S
-        while self._used_bytes() + grant.memory_bytes > self.device.memory_bytes:
+        while self._sessions.booked_bytes() + grant.memory_bytes > self.device.memory_bytes:
             for worker in list(self._workers.values()):
                 if process.has_ended(worker.pidfd):
                     self._reap(worker)
             if time.monotonic() > deadline:
                 raise ProtocolError(
-                    f"{self.device.spec.name} does not have {grant.memory_bytes} bytes left: sessions "
-                    "that ended have not freed their memory yet. Try again."
+                    f"{self.device.spec.name} does not have {show_bytes(grant.memory_bytes)} left: "
+                    "sessions that ended have not freed their memory yet. Try again."
                 )
             time.sleep(0.002)
         return grant
 
-    def _used_bytes(self) -> int:
-        return sum(w.grant.memory_bytes for w in self._workers.values())
+    def _send_profile(self, profile: profile_messages.SessionProfile) -> None:
+        with suppress(OSError):  # the agent has ended, and this process with it
+            frames.send(self._agent, profile)
 
     # --- clients -----------------------------------------------------------------------------------
 
@@ -177,28 +216,63 @@ class DeviceServer:
     def take_remote_client(
         self, connection: TlsConnection, attach: session_messages.Attach
     ) -> None:
-        """Start a worker for a remote client, unless the grant is another's.
-
-        The forked worker inherits the state of TLS and answers; this process forgets it.
-        """
+        """Start a worker for a remote client, unless the grant is another's."""
         grant = self._grants.get(attach.token)
         wanted = (attach.lease, attach.epoch, connection.peer.name)
         if grant is None or (grant.lease, grant.epoch, grant.client) != wanted:
             raise ProtocolError(_NOT_GRANTED)
         client = ClientConnection(connection.socket, attach.devices)
-        self._start_worker(client, self._take_grant(attach.token))
+        worker = self._start_worker(client, self._take_grant(attach.token))
+        self._await_vouch(worker, connection)
 
-    def _start_worker(self, client: ClientConnection, grant: node_messages.Grant) -> None:
-        worker = worker_process.start(self.device, client, grant, self._leave_behind)
-        self._workers[worker.pid] = worker
+    def _start_worker(self, client: ClientConnection, grant: node_messages.Grant) -> WorkerProcess:
+        authority = self._network.identity.authority if self._network is not None else None
+        serves_data = bool(self._data.folders)
+        control = self._sessions.open(grant)
+        try:
+            worker = worker_process.start(
+                self._forks, self.device, client, control, authority, serves_data
+            )
+        except BaseException:
+            self._sessions.close(control)
+            raise
+        self._workers[worker.pidfd] = worker
         self._loop.add_reader(worker.pidfd, self._reap, worker)
+        return worker
+
+    def _await_vouch(
+        self, process: WorkerProcess | ReaderProcess, connection: TlsConnection
+    ) -> None:
+        """Hand a remote client's connection over as soon as the new process shows its certificate."""
+        process.handing_over = connection
+        self._loop.add_reader(process.child.line, self._hand_over, process)
+
+    def _hand_over(self, process: WorkerProcess | ReaderProcess) -> None:
+        self._loop.remove_reader(process.child.line)
+        connection, process.handing_over = process.handing_over, None
+        assert connection is not None
+        try:
+            process.child.line.settimeout(limits.SERVER_SEND_S)  # the whole message has been sent
+            answer, _ = frames.receive(process.child.line, orders.FROM_CHILD)
+        except ProtocolError:
+            answer = orders.Failed("it ended before it began")
+        if isinstance(answer, orders.Vouch):
+            connection.hand_over(answer.certificate)
+            return
+        with suppress(OSError):
+            connection.socket.send(
+                frames.encode(messages.refusal(f"the device's process: {answer}"))
+            )
+        connection.socket.close()
 
     def _reap(self, worker: WorkerProcess) -> None:
         """Free the memory of a worker that has ended, and report its end to the agent."""
-        if self._workers.pop(worker.pid, None) is None:
+        if self._workers.pop(worker.pidfd, None) is None:
             return
         self._loop.remove_reader(worker.pidfd)
-        end = worker.reap()
+        self._loop.remove_reader(worker.child.line)
+        end = worker.reap(self._forks)
+        self._sessions.close(worker.control)
         with suppress(OSError):
             frames.send(
                 self._agent,
@@ -235,29 +309,25 @@ class DeviceServer:
         if worker.reader is not None:
             raise ProtocolError("this session already has a reader on this device")
         worker.readers += 1
+        assert self._network is not None
         worker.reader = reader_process.start(
-            connection.socket, worker.data.ours, worker.readers, self._data, self._leave_behind
+            self._forks,
+            connection,
+            worker.data.ours,
+            worker.readers,
+            self._data,
+            self._network.identity.authority,
         )
-        self._loop.add_reader(worker.reader.pidfd, self._reap_reader, worker.reader)
+        self._loop.add_reader(worker.reader.child.pidfd, self._reap_reader, worker.reader)
+        self._await_vouch(worker.reader, connection)
 
     def _reap_reader(self, reader: ReaderProcess) -> None:
-        self._loop.remove_reader(reader.pidfd)
-        reader.reap()
+        self._loop.remove_reader(reader.child.pidfd)
+        self._loop.remove_reader(reader.child.line)
+        reader.reap(self._forks)
         for worker in self._workers.values():
             if worker.reader is reader:
                 worker.reader = None
-
-    def _leave_behind(self, but: Collection[object]) -> None:
-        """In a forked child: close every descriptor that it does not need."""
-        self._agent.close()
-        self._loop.close()
-        self._acceptor.abandon(but)
-        if self._network is not None:
-            self._network.abandon(but)
-        for worker in self._workers.values():
-            worker.close_fds()
-            if worker.reader is not None:
-                os.close(worker.reader.pidfd)
 
 
 def main() -> None:
@@ -279,20 +349,29 @@ def main() -> None:
         _log.debug("the device server does not start", exc_info=True)
         with suppress(OSError):
             frames.send(agent, messages.refusal(describe(error).rstrip(".")))
-        os._exit(1)  # a runtime that failed to start may hang at exit
-    server.serve()
+        os._exit(1)
+    try:
+        server.serve()
+    except fork_server.Lost as error:  # its children have ended with it
+        _log.error("%s", error)
+        os._exit(1)
 
 
 def _open(spec: DeviceSpec, listener: socket.socket, agent: socket.socket) -> DeviceServer:
+    tls_listener = socket.socket(fileno=int(sys.argv[4])) if len(sys.argv) == 7 else None
+    if tls_listener is not None:
+        tls.library()  # the children speak TLS, too
     hardware.load_libraries(spec)
-    network = data = None
-    if len(sys.argv) == 7:
+    mine = [listener, agent] if tls_listener is None else [listener, agent, tls_listener]
+    forks = fork_server.start(child_main.run, mine)
+    process.hide_memory()
+    network = data = None  # whatever follows is unknown to the children
+    if tls_listener is not None:
         from shoal.pool.node import tls_acceptor  # imports ssl, which needs OpenSSL
 
         data = msgspec.json.decode(sys.argv[6], type=ServedData)
-        tls_listener = socket.socket(fileno=int(sys.argv[4]))
         network = tls_acceptor.TlsAcceptor(tls_listener, Path(sys.argv[5]))
-    return DeviceServer(spec, listener, agent, network, data)
+    return DeviceServer(forks, spec, listener, agent, network, data)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from shoal.pool.base import limits
 from shoal.pool.node.spec import DeviceSpec, host_memory_bytes
 from shoal.units import show_bytes
 
-KNOWN = ("cpu", "cuda", "xpu", "mps", "mtia")  # for those who mistype one
-READABLE = {"cuda": "CUDA", "xpu": "XPU", "mps": "MPS", "mtia": "MTIA"}
+KNOWN = ("cpu", "cuda", "xpu", "mtia")  # for those who mistype one
+READABLE = {"cuda": "CUDA", "xpu": "XPU", "mtia": "MTIA"}
 
 
 class Accelerator(msgspec.Struct, frozen=True):
@@ -50,9 +50,9 @@ def check(specs: Sequence[DeviceSpec]) -> list[str]:
 
 
 def ask_torch(kinds: Sequence[str]) -> dict[str, Accelerator]:
-    """Return what torch knows of these device types. A process without torch asks a child."""
-    if "torch" in sys.modules:
-        return {kind: _ask_torch(kind) for kind in kinds}
+    """Return what torch knows of these device types. A child asks: counting devices may start a
+    driver, and a process that did so cannot fork one that uses it.
+    """
     source = f"from shoal.pool.node import machine; machine.print_answer({list(kinds)!r})"
     try:
         done = subprocess.run(
@@ -69,7 +69,7 @@ def ask_torch(kinds: Sequence[str]) -> dict[str, Accelerator]:
 def print_answer(kinds: Sequence[str]) -> None:
     import torch  # noqa: F401
 
-    sys.stdout.write(msgspec.json.encode(ask_torch(kinds)).decode())
+    sys.stdout.write(msgspec.json.encode({kind: _ask_torch(kind) for kind in kinds}).decode())
 
 
 def _ask_torch(kind: str) -> Accelerator:
@@ -100,7 +100,7 @@ def _check_accelerator(spec: DeviceSpec, found: Accelerator) -> None:
         near = difflib.get_close_matches(kind, KNOWN, n=1, cutoff=0.5)
         meant = f"Did you mean {near[0]}?" if near else "Write for example cpu or cuda:0."
         verb = "knows" if not found.known else "computes on"
-        raise DeviceSpecError(f"{spec.device!r} is not a device that torch {verb}. {meant}")
+        raise DeviceSpecError(f"{kind!r} is not a device that torch {verb}. {meant}")
     if not found.built:
         raise DeviceSpecError(
             f"this torch ({found.torch}) has no {shown}: {spec.device} cannot be offered. Install a "

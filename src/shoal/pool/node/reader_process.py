@@ -1,4 +1,4 @@
-"""A data reader's process: who may have one, its memory, and how the device server forks it.
+"""A data reader's process: who may have one, its memory, and how it starts.
 
 What a reader does is not the pool's business: the owner of the pool names the module whose `serve`
 reads the node's files (`shoal up` names shoal.train.data.reader).
@@ -10,9 +10,7 @@ import fcntl
 import hmac
 import importlib
 import os
-import signal
 import socket
-from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
@@ -20,12 +18,14 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from shoal.errors import ProtocolError
-from shoal.pool.base import limits, log, process, sealed_memory
+from shoal.pool.base import limits, log, sealed_memory
 from shoal.pool.base.folders import Folders
+from shoal.pool.node import orders
+from shoal.pool.node.fork_server import Child, ForkServer
 from shoal.pool.wire import frames, messages, node_messages, session_messages
 
 if TYPE_CHECKING:
-    import ssl
+    from shoal.pool.node.tls_acceptor import TlsConnection
 
 NO_SESSION = "the session is not known here: it ended, or is another's"
 NO_FOLDERS = (
@@ -45,16 +45,16 @@ class ServedData(msgspec.Struct, frozen=True):
 class ReaderProcess:
     """A data reader beside a session's worker."""
 
-    pid: int
-    pidfd: int
+    child: Child
+    handing_over: TlsConnection | None = None  # until the reader can answer
 
     def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        self.child.kill()
 
-    def reap(self) -> None:
-        os.close(self.pidfd)
-        os.waitpid(self.pid, 0)
+    def reap(self, forks: ForkServer) -> None:
+        forks.reap(self.child)
+        if self.handing_over is not None:
+            self.handing_over.socket.close()
 
 
 def check(
@@ -67,13 +67,14 @@ def check(
 
 
 def start(
-    connection: ssl.SSLSocket,
+    forks: ForkServer,
+    connection: TlsConnection,
     channel: socket.socket,
     number: int,
     data: ServedData,
-    leave_behind: Callable[[Collection[object]], None],
+    authority: str,
 ) -> ReaderProcess:
-    """Pass new memory to the worker by `channel`, and fork the reader, which takes the connection
+    """Pass new memory to the worker by `channel`, and start a reader, which takes the connection
     over."""
     from shoal import _core
 
@@ -81,34 +82,34 @@ def start(
     memory_fd = sealed_memory.create("shoal-reader", limits.READER_BYTES, seals)
     try:
         socket.send_fds(channel, [_core.passed_reader_memory(number)], [memory_fd])
-        pid = os.fork()
-        if pid == 0:
-            _become_reader(connection, memory_fd, data, number, leave_behind)
-        return ReaderProcess(pid, process.watch(pid))
+        child = forks.fork()
+        remote = orders.RemoteAccess(authority, connection.peer.name)
+        order = orders.ServeReader(data.reader, list(data.folders), number, remote)
+        frames.send(child.line, order, [connection.socket.fileno(), memory_fd])
+        return ReaderProcess(child, connection)
     except OSError as error:
         raise ProtocolError(f"no reader can be started: {error}") from None
     finally:
         os.close(memory_fd)
 
 
-def _become_reader(
-    connection: ssl.SSLSocket,
-    memory_fd: int,
-    data: ServedData,
-    number: int,
-    leave_behind: Callable[[Collection[object]], None],
-) -> NoReturn:
-    """Serve the client in the forked child, then exit."""
+def serve(order: orders.ServeReader, fds: list[int], line: socket.socket) -> NoReturn:
+    """In the child: serve the client, then exit. `fds` are those of `orders.ServeReader`."""
+    from shoal import _core
+    from shoal.pool.node.worker_main import check_owner, take_over
+
+    connection = socket.socket(fileno=fds[0])
     try:
-        process.die_with_parent_thread()
         log.set_up("reader")
-        leave_behind((connection,))
-        connection.settimeout(limits.SERVER_SEND_S)
         # The device is the worker's; a reader only uses torch to hold and collate what it reads.
         os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-        reader = importlib.import_module(data.reader)  # imports torch
-        folders = Folders(data.folders)
-        reader.serve(connection, memory_fd, limits.READER_BYTES, folders, number)
+        key, certificate = _core.make_session_identity()
+        connection = taken = take_over(connection, line, order.remote, key, certificate)
+        check_owner(taken, order.remote)
+        line.close()
+        reader = importlib.import_module(order.module)  # imports torch
+        folders = Folders(tuple(order.folders))
+        reader.serve(taken, fds[1], limits.READER_BYTES, folders, order.number)
         os._exit(0)
     except BaseException as error:
         with suppress(OSError):

@@ -44,15 +44,18 @@ def parse_device(text: str, number: int = 0) -> DeviceSpec:
     """
     device, *options = [part.strip() for part in text.split(",")]
     if not _DEVICE.fullmatch(device):
-        raise DeviceSpecError(f"{text!r}: {device!r} is no device; write for example cpu or cuda:0")
+        raise DeviceSpecError(
+            f"{text!r}: {device!r} is not a device; write for example cpu or cuda:0"
+        )
     if device.startswith("cpu:"):
         raise DeviceSpecError(f"{text!r}: a CPU device is written cpu; declare it once for each")
+    device = _with_index(text, device)
     found: dict[str, str] = {}
     for option in options:
         key, separator, value = option.partition("=")
         if key not in _OPTIONS or not separator or not value:
             raise DeviceSpecError(
-                f"{text!r}: {option!r} is no option; use {', '.join(f'{o}=…' for o in _OPTIONS)}"
+                f"{text!r}: {option!r} is not an option; use {', '.join(f'{o}=…' for o in _OPTIONS)}"
             )
         found[key] = value
     name = found.get("name", f"{device}/{number}" if device == "cpu" else device)
@@ -67,7 +70,7 @@ def parse_device(text: str, number: int = 0) -> DeviceSpec:
         host_bytes=parse_bytes(found["host"]) if "host" in found else None,
         disk_bytes=parse_bytes(found["disk"]) if "disk" in found else None,
         paging=_paging(text, found.get("paging", "next-use")),
-        speed=_speed(text, found.get("speed", "1")),
+        speed=_speed(text, found.get("speed", "1"), device),
         threads=_threads(text, found.get("threads")),
         kind=found.get("kind", ""),
     )
@@ -83,7 +86,7 @@ def parse_memory(memory: int | float | str | None) -> tuple[int | None, float | 
         try:
             return None, float(memory.strip()[:-1]) / 100
         except ValueError:
-            raise DeviceSpecError(f"{memory!r} is no fraction; write for example 50%") from None
+            raise DeviceSpecError(f"{memory!r} is not a fraction; write for example 50%") from None
     if isinstance(memory, str):
         return parse_bytes(memory), None
     return (None, memory) if isinstance(memory, float) else (memory, None)
@@ -125,7 +128,7 @@ def _memory(text: str, value: str) -> int:
     amount = parse_bytes(value)
     if amount == 0:
         raise DeviceSpecError(
-            f"{text!r}: a device needs memory, and memory={value} is none. Write for example "
+            f"{text!r}: memory must be above 0 (got {value}). Write for example "
             "memory=1GiB, or leave it out for all that the device has"
         )
     return amount
@@ -133,17 +136,34 @@ def _memory(text: str, value: str) -> int:
 
 def _paging(text: str, value: str) -> str:
     if value not in PAGING:
-        raise DeviceSpecError(f"{text!r}: paging is one of {', '.join(PAGING)}, not {value!r}")
+        raise DeviceSpecError(
+            f"{text!r}: paging must be one of {', '.join(PAGING)} (got {value!r})"
+        )
     return value
 
 
-def _speed(text: str, value: str) -> float:
+def _with_index(text: str, device: str) -> str:
+    """Return torch's full name of a device: `cuda` alone means the first one."""
+    if device.partition(":")[0] == "mps":
+        raise DeviceSpecError(
+            f"{text!r}: mps cannot be offered. Shoal finds a tensor by the address of its storage, and "
+            "on mps a storage is an object without one. Declare cpu instead"
+        )
+    return device if device == "cpu" or ":" in device else f"{device}:0"
+
+
+def _speed(text: str, value: str, device: str) -> float:
+    if device != "cpu" and value not in ("1", "1.0"):
+        raise DeviceSpecError(
+            f"{text!r}: speed= slows a CPU device down, to try unequal devices; {device} has its own. "
+            "Leave it out"
+        )
     try:
         speed = float(value)
     except ValueError:
         speed = 0.0
     if not 0.001 <= speed <= 1.0:
-        raise DeviceSpecError(f"{text!r}: speed is a number from 0.001 to 1, not {value!r}")
+        raise DeviceSpecError(f"{text!r}: speed must be from 0.001 to 1 (got {value!r})")
     return speed
 
 
@@ -151,7 +171,9 @@ def _threads(text: str, value: str | None) -> int | None:
     if value is None:
         return None
     if not value.isdecimal() or not 1 <= int(value) <= 4096:
-        raise DeviceSpecError(f"{text!r}: threads is a whole number from 1 on, not {value!r}")
+        raise DeviceSpecError(
+            f"{text!r}: threads must be a whole number of at least 1 (got {value!r})"
+        )
     return int(value)
 
 

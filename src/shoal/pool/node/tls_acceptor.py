@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Protocol
 
 from shoal.errors import ProtocolError
 from shoal.pool.base import limits
-from shoal.pool.wire import frames, messages, session_messages, tls
+from shoal.pool.wire import frames, messages, roles, session_messages, tls
 from shoal.pool.wire.acceptor import Acceptor, Loop, PendingConnection
 from shoal.pool.wire.session_messages import Attach, AttachReader
 
@@ -34,10 +33,18 @@ class TlsConnection:
     socket: ssl.SSLSocket
     peer: tls.Peer
 
+    def hand_over(self, certificate: str) -> None:
+        """Tell the client whose certificate it meets from now on, and forget the connection: the
+        process with that certificate has a descriptor of its own."""
+        with suppress(OSError):  # does not wait for room in the socket's buffer
+            self.socket.send(frames.encode(session_messages.Handover(certificate)))
+        self.socket.close()
+
 
 class Server(Protocol):
     """The device server, as its TLS port sees it. ProtocolError refuses the client."""
 
+    # These two take the connection over.
     def take_remote_client(self, connection: TlsConnection, attach: Attach) -> None: ...
     def take_reader(self, connection: TlsConnection, attach: AttachReader) -> None: ...
     def take_data_connection(self, data_id: bytes, connection: socket.socket) -> None: ...
@@ -70,9 +77,6 @@ class TlsAcceptor:
             most=limits.GREETINGS_MAX,
             patience_s=limits.HANDSHAKE_S,
         )
-
-    def abandon(self, but: Collection[object]) -> None:
-        self._acceptor.abandon(but)
 
     def _go_on(self, pending: PendingTls) -> None:
         try:
@@ -111,6 +115,7 @@ class TlsAcceptor:
         self._loop.add_reader(pending.socket, self._go_on, pending)
 
     def _go_on_with_tls(self, pending: PendingTls, connection: ssl.SSLSocket) -> None:
+        attach = None
         try:
             if pending.peer is None:
                 connection.do_handshake()
@@ -124,14 +129,17 @@ class TlsAcceptor:
             if pending.peer is not None:  # a stranger gets no reason
                 with suppress(OSError):  # does not wait for room in the socket's buffer
                     connection.send(frames.encode(messages.refusal(str(error))))
-        # A worker that took the connection over has a descriptor of its own.
+        else:
+            if attach is not None:  # the device server has it until its worker can answer
+                self._loop.remove_reader(connection)
+                return self._acceptor.release(pending)
         self._acceptor.drop(pending)
 
     def _take(
         self, peer: tls.Peer | None, connection: ssl.SSLSocket, attach: Attach | AttachReader
     ) -> None:
         session_messages.check_versions(attach.versions)
-        if peer is None or peer.role != "client":
+        if peer is None or not roles.is_client(peer.role):
             raise ProtocolError(f"a {peer.role if peer else 'stranger'} does not have sessions")
         if isinstance(attach, AttachReader):
             self._server.take_reader(TlsConnection(connection, peer), attach)

@@ -14,7 +14,8 @@ import msgspec
 from msgspec.msgpack import Decoder
 
 from shoal.errors import ProtocolError
-from shoal.pool.base import limits
+from shoal.pool.base import limits, paths, process
+from shoal.pool.base.addresses import LOCAL_PREFIX, NETWORK_PREFIX, split_address
 from shoal.pool.wire import frames, tls
 from shoal.pool.wire.acceptor import Acceptor, PendingConnection
 from shoal.pool.wire.frames import Closed, Kind, Silence
@@ -35,8 +36,14 @@ class Channel:
         self.is_local = writer.get_extra_info("socket").family == socket.AF_UNIX
         address = writer.get_extra_info("peername")
         self.address = "" if self.is_local or not address else str(address[0])
-        ours = writer.get_extra_info("sockname")
-        self.own_address = "" if self.is_local or not ours else str(ours[0])
+        self.peer_pid = 0  # of a process on this machine
+        if self.is_local:
+            self.peer_pid, _ = process.peer_credentials(writer.get_extra_info("socket"))
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the other side has closed, and all that it said was received."""
+        return self._reader.at_eof() or self._writer.is_closing()
 
     async def receive(self, kinds: Decoder[Kind], timeout_s: float | None) -> Kind:
         """Return the next message. Raise Silence, Closed or another ProtocolError if none comes.
@@ -93,6 +100,37 @@ async def open_channel(
         ssl_handshake_timeout=limits.HANDSHAKE_S if context else None,
     )
     return Channel(reader, writer)
+
+
+async def connect_to_head(url: str, context: ssl.SSLContext | None) -> Channel:
+    """Return a channel to the head of a pool. `context` has the identity for a remote one."""
+    if url.startswith(LOCAL_PREFIX):
+        return await _connect_local(paths.socket_name(url.removeprefix(LOCAL_PREFIX), "head"))
+    assert context is not None
+    host, port = split_address(url.removeprefix(NETWORK_PREFIX))
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(2 * limits.HANDSHAKE_S):
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        sock = socket.socket(found[0][0], socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, found[0][4])
+            return await open_channel(sock, context, tls.server_name("head", ""))
+        except BaseException:
+            sock.close()
+            raise
+
+
+async def _connect_local(address: str) -> Channel:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.connect(address)  # at once, or it fails
+        process.check_same_user(sock)
+        return await open_channel(sock)
+    except BaseException:
+        sock.close()
+        raise
 
 
 class Listener:

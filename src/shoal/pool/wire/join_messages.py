@@ -8,6 +8,7 @@ from msgspec.msgpack import Decoder
 from shoal.pool.wire.message_fields import Name, Pem
 from shoal.pool.wire.messages import FromClient, Refusal
 from shoal.pool.wire.node_messages import NodeHello
+from shoal.pool.wire.runner_messages import RunnerHello
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
@@ -27,11 +28,12 @@ class Joined(msgspec.Struct, frozen=True, tag=True):
     pool: Name
     certificate: Pem
     authority: Pem
+    role: Name = ""  # that its code gives
 
 
 FromHead = Joined | Refusal
 FROM_HEAD: Decoder[FromHead] = Decoder(FromHead)
 
 # The first message on a connection says which link it is.
-FirstMessage = Join | NodeHello | FromClient
+FirstMessage = Join | NodeHello | RunnerHello | FromClient
 FIRST: Decoder[FirstMessage] = Decoder(FirstMessage)

@@ -8,6 +8,7 @@ decoder of that union, so mypy checks every `match` and no process decodes what 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -21,8 +22,11 @@ from shoal.pool.base.limits import (
     SESSIONS_MAX,
     TEXT_CHARS_MAX,
 )
+from shoal.pool.wire import admission_messages, people_messages
 from shoal.pool.wire.end_reasons import End, Why
 from shoal.pool.wire.message_fields import Count, Folders, Name, SessionPart, Text
+from shoal.pool.wire.profile_messages import SessionProfile
+from shoal.pool.wire.task_messages import ClientTaskRequest, TaskAnswer
 from shoal.schedule.model.device_profile import DeviceProfile
 
 
@@ -39,6 +43,9 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     threads: Count
     kind: Name = ""  # what `kind=` of a request is looked for in: "cpu", "NVIDIA A100-SXM4-40GB"
     node: Name = ""
+    hardware: Name = ""  # what the device calls itself, whatever kind it was declared as
+    context_bytes: Count = 0  # of an accelerator, that each session takes beside its memory
+    capability: tuple[Count, Count] = (0, 0)  # of CUDA; (0, 0): the device has none
 
 
 # --- client and head -------------------------------------------------------------------------------
@@ -58,13 +65,16 @@ class AskLease(msgspec.Struct, frozen=True, tag=True):
     """Client → head: devices for me, for as long as I am there."""
 
     devices: int | None  # None: one
-    memory_bytes: int | None  # of each; None: all that is free
+    memory_bytes: int | None  # of each; None: what there is, from a floor up
     # Numbers that tensors of older leases of this client still carry.
     sessions_in_use: Annotated[list[Count], Meta(max_length=SESSIONS_MAX)]
     fraction: float | None = None  # of each device's memory, instead of memory_bytes
     kind: Annotated[str, Meta(max_length=256)] | None = None  # "a100|v100"
     duration_s: float | None = None  # None: until it is given back
     program: Annotated[str, Meta(max_length=200)] = ""  # for the pool's status
+    ticket: Name = ""  # of a task's program: it gets what was planned for the task
+    wait: bool = False  # else it is granted or refused at once
+    wait_s: float | None = None  # None: as long as it takes
 
 
 class NetworkEndpoint(msgspec.Struct, frozen=True):
@@ -157,6 +167,8 @@ class Refusal(msgspec.Struct, frozen=True, tag=True):
     """Anyone → client: no, and why."""
 
     reason: Text
+    code: Name = ""  # for programs; empty: no particular one
+    unblock: Annotated[list[Text], Meta(max_length=20)] = []  # what would help
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
@@ -192,10 +204,19 @@ class SessionInfo(msgspec.Struct, frozen=True):
     granted_bytes: Count
     since: float  # Unix time
     use: SessionUse | None = None
+    profile: SessionProfile | None = None  # without its operators
 
     @property
     def part(self) -> SessionPart:
         return self.device, self.session
+
+
+class ProcessInfo(msgspec.Struct, frozen=True):
+    """A process of the pool: head, planner, runner, agent, server or worker."""
+
+    role: Name
+    pid: Count
+    node: Name
 
 
 class StateInfo(msgspec.Struct, frozen=True):
@@ -220,6 +241,7 @@ class PoolStatus(msgspec.Struct, frozen=True, tag=True):
     devices: list[DeviceInfo]
     sessions: list[SessionInfo]
     state: StateInfo = StateInfo()
+    processes: list[ProcessInfo] = []
 
 
 class AskProfiles(msgspec.Struct, frozen=True, tag=True):
@@ -268,6 +290,19 @@ class RevokeClient(msgspec.Struct, frozen=True, tag=True):
     name: Name
 
 
+class AskSessionProfile(msgspec.Struct, frozen=True, tag=True):
+    """Owner → head: what has the worker of this session counted? `SessionProfile` answers."""
+
+    part: SessionPart
+
+
+class OrderLease(msgspec.Struct, frozen=True, tag=True):
+    """Owner → head: suspend this lease's sessions in place, or let them go on."""
+
+    lease: Count
+    suspend: bool
+
+
 class ListClients(msgspec.Struct, frozen=True, tag=True):
     """Owner → head: who has joined?"""
 
@@ -281,6 +316,7 @@ class ClientInfo(msgspec.Struct, frozen=True):
     devices_max: Count | None
     memory_bytes_max: Count | None
     leases: Count
+    used_device_s: float = 0.0  # device seconds, which fade with a half-life of a day
 
 
 class ClientList(msgspec.Struct, frozen=True, tag=True):
@@ -300,6 +336,24 @@ class AuditEntry(msgspec.Struct, frozen=True):
     actor: Name
     action: Name
     detail: Text
+    number: Count = 0
+    hash: Name = ""  # of this entry and the hash before it
+
+
+class VerifyAudit(msgspec.Struct, frozen=True, tag=True):
+    """Admin → head: is the audit log's chain whole? `noted` is a hash from an earlier answer."""
+
+    noted: Name = ""
+
+
+class AuditVerdict(msgspec.Struct, frozen=True, tag=True):
+    """Head → admin."""
+
+    entries: Count
+    unchained: Count  # from before there was a chain
+    wrong: Count | None  # number of the first entry whose hash is not right
+    last_hash: Name
+    noted_found: bool
 
 
 class AuditLog(msgspec.Struct, frozen=True, tag=True):
@@ -310,18 +364,24 @@ class AuditLog(msgspec.Struct, frozen=True, tag=True):
 
 # --- the link --------------------------------------------------------------------------------------
 
-OwnerRequest = Measure | MakeCode | RevokeClient | ListClients | ReadAudit
+OwnerRequest = (
+    Measure | AskSessionProfile | OrderLease | MakeCode | RevokeClient | ListClients | ReadAudit
+    | VerifyAudit
+)  # fmt: skip
 FromClient = (
     Describe | AskLease | Resume | Release | LostSight | Beat | AskStatus | AskProfiles | OwnerRequest
+    | ClientTaskRequest | admission_messages.FromClient | people_messages.PeopleRequest
 )  # fmt: skip
 FromHead = (
     PoolInfo | Lease | Resumed | SessionsLost | Beat | PoolStatus | Profiles | Code | ClientList
-    | AuditLog | Done | Refusal
+    | AuditLog | SessionProfile | Done | TaskAnswer | admission_messages.FromHead | Refusal
+    | AuditVerdict | people_messages.PeopleAnswer
 )  # fmt: skip
 FROM_CLIENT: Decoder[FromClient] = Decoder(FromClient)
 FROM_HEAD: Decoder[FromHead] = Decoder(FromHead)
 
 
-def refusal(reason: str) -> Refusal:
+def refusal(reason: str, code: str = "", unblock: Sequence[str] = ()) -> Refusal:
     """Return a refusal whose text fits its frame."""
-    return Refusal(reason[:TEXT_CHARS_MAX])
+    help_texts = [text[:TEXT_CHARS_MAX] for text in unblock[:20]]
+    return Refusal(reason[:TEXT_CHARS_MAX], code, help_texts)

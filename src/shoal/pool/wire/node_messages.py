@@ -11,7 +11,8 @@ from msgspec.msgpack import Decoder
 from shoal.pool.base.limits import DEVICES_PER_NODE_MAX, ENDED_PER_NODE_MAX, SESSIONS_MAX
 from shoal.pool.wire.end_reasons import End
 from shoal.pool.wire.message_fields import Count, Device, Folders, Name, Text
-from shoal.pool.wire.messages import Beat, Refusal
+from shoal.pool.wire.messages import Beat, ProcessInfo, Refusal
+from shoal.pool.wire.profile_messages import SessionProfile
 from shoal.schedule.model.device_profile import DeviceProfile
 
 # --- agent and device server -----------------------------------------------------------------------
@@ -24,6 +25,9 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     threads: Count
     kind: Name = ""
     hardware: Name = ""  # what it really is, whatever kind it was declared as
+    context_bytes: Count = 0  # of an accelerator, that each session takes before its first tensor
+    capability: tuple[Count, Count] = (0, 0)
+    elastic: bool = False  # sessions may grow into memory that nobody booked
 
 
 class Grant(msgspec.Struct, frozen=True, tag=True):
@@ -31,10 +35,15 @@ class Grant(msgspec.Struct, frozen=True, tag=True):
 
     token: Name
     session: Count
-    memory_bytes: Count
+    memory_bytes: Count  # booked: the session always gets so much
     lease: Count = 0
     epoch: Count = 0
     client: Name = ""
+    limit_bytes: Count = 0  # of an elastic lease: it grows to this where nobody booked it; 0: fixed
+
+    @property
+    def most_bytes(self) -> int:
+        return max(self.memory_bytes, self.limit_bytes)
 
 
 class Revoke(msgspec.Struct, frozen=True, tag=True):
@@ -49,6 +58,17 @@ class SessionEnded(msgspec.Struct, frozen=True, tag=True):
     session: Count
     epoch: Count
     end: End
+
+
+class OrderSession(msgspec.Struct, frozen=True, tag=True):
+    """Head → agent → device server: suspend a session in place, or let it go on.
+
+    Its next `SessionProfile` says what became of it.
+    """
+
+    session: Count
+    epoch: Count
+    suspend: bool
 
 
 # --- head and agent --------------------------------------------------------------------------------
@@ -66,6 +86,10 @@ class NodeDevice(msgspec.Struct, frozen=True):
     threads: Count
     address: Text
     port: Annotated[int, Meta(ge=0, lt=65536)] = 0  # 0: not on the network
+    hardware: Name = ""
+    context_bytes: Count = 0
+    capability: tuple[Count, Count] = (0, 0)
+    elastic: bool = False
 
 
 class HeldSession(msgspec.Struct, frozen=True):
@@ -154,6 +178,26 @@ class DeviceMeasured(msgspec.Struct, frozen=True, tag=True):
     profile: DeviceProfile
 
 
+class NodeOrderSession(msgspec.Struct, frozen=True, tag=True):
+    """Head → agent → device server `index`."""
+
+    index: Device
+    order: OrderSession
+
+
+class NodeSessionProfile(msgspec.Struct, frozen=True, tag=True):
+    """Device server `index` → agent → head."""
+
+    index: Device
+    profile: SessionProfile
+
+
+class NodeProcesses(msgspec.Struct, frozen=True, tag=True):
+    """Agent → head: itself, its device servers and their workers, whenever these have changed."""
+
+    processes: Annotated[list[ProcessInfo], Meta(max_length=SESSIONS_MAX)]
+
+
 class NodeMeasure(msgspec.Struct, frozen=True, tag=True):
     """Head → agent: measure these again, when they are idle."""
 
@@ -162,10 +206,13 @@ class NodeMeasure(msgspec.Struct, frozen=True, tag=True):
 
 # --- the links -------------------------------------------------------------------------------------
 
-FromServer = Ready | SessionEnded | Refusal
-ToServer = Grant | Revoke
-FromNode = DeviceUp | DeviceDown | NodeGranted | NodeSessionEnded | DeviceMeasured | Beat
-FromHead = NodeWelcome | NodeGrant | NodeRevoke | NodeMeasure | Beat | Refusal
+FromServer = Ready | SessionEnded | SessionProfile | Refusal
+ToServer = Grant | Revoke | OrderSession
+FromNode = (
+    DeviceUp | DeviceDown | NodeGranted | NodeSessionEnded | NodeSessionProfile | DeviceMeasured
+    | NodeProcesses | Beat
+)  # fmt: skip
+FromHead = NodeWelcome | NodeGrant | NodeRevoke | NodeOrderSession | NodeMeasure | Beat | Refusal
 FROM_SERVER: Decoder[FromServer] = Decoder(FromServer)
 TO_SERVER: Decoder[ToServer] = Decoder(ToServer)
 FROM_NODE: Decoder[FromNode] = Decoder(FromNode)

@@ -9,9 +9,10 @@ import msgspec
 from msgspec import Meta
 from msgspec.msgpack import Decoder
 
+from shoal import _constants
 from shoal.errors import ProtocolError
 from shoal.pool.base.limits import DEVICES_PER_LEASE_MAX
-from shoal.pool.wire.message_fields import Count, Name
+from shoal.pool.wire.message_fields import Count, Name, Pem
 from shoal.pool.wire.messages import NetworkEndpoint, Refusal
 
 
@@ -45,7 +46,7 @@ class Attach(msgspec.Struct, frozen=True, tag=True):
 
 # A data connection begins with these eight bytes and the sixteen of a session's `data_id`, in plain:
 # the device server passes it to the worker, which demands a certificate and the secret.
-DATA_MAGIC = b"SHOALDAT"
+DATA_MAGIC = _constants.DATA_MAGIC
 DATA_ID_BYTES = 16
 SECRET_BYTES = 32
 
@@ -61,6 +62,16 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     data_id: Annotated[bytes, Meta(max_length=DATA_ID_BYTES)] = b""  # empty: there is no TLS port
     secret: Annotated[bytes, Meta(max_length=SECRET_BYTES)] = b""
     serves_data: bool = False  # the node reads files for sessions (AttachReader)
+    # Of the worker's own key: what its data connections show. Empty: there is no TLS port.
+    certificate: Pem = ""
+
+
+class Handover(msgspec.Struct, frozen=True, tag=True):
+    """Device server → remote client: begin TLS again on this connection. At its other end is now the
+    worker, or reader, that has this certificate. Its Welcome, or ReaderReady, follows.
+    """
+
+    certificate: Pem
 
 
 class AttachReader(msgspec.Struct, frozen=True, tag=True):
@@ -86,6 +97,7 @@ class PeerEndpoint(msgspec.Struct, frozen=True):
     network: NetworkEndpoint
     data_id: Annotated[bytes, Meta(max_length=DATA_ID_BYTES)]
     secret: Annotated[bytes, Meta(max_length=SECRET_BYTES)]
+    certificate: Pem  # the worker's
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -109,11 +121,13 @@ class Peers(msgspec.Struct, frozen=True, tag=True):
 
 # A client on the device server's machine begins with Hello, a remote one with one of `FromRemote`.
 FromRemote = Attach | AttachReader
+FromServer = Handover | Refusal
 FromWorker = Welcome | Refusal
 FromReader = ReaderReady | Refusal
 HELLO: Decoder[Hello] = Decoder(Hello)
 PEERS: Decoder[Peers] = Decoder(Peers)
 FROM_REMOTE: Decoder[FromRemote] = Decoder(FromRemote)
+FROM_SERVER: Decoder[FromServer] = Decoder(FromServer)
 FROM_WORKER: Decoder[FromWorker] = Decoder(FromWorker)
 FROM_READER: Decoder[FromReader] = Decoder(FromReader)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import os
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,10 +59,13 @@ class Identity:
     certificate: str
     authority: str
 
-    def save(self) -> None:
+    @property
+    def text(self) -> str:
         header = msgspec.json.encode(Header(self.name, self.role, self.url)).decode()
-        text = f"{_HEADER}{header}\n{self.key}{self.certificate}{self.authority}"
-        paths.write_private(self.path, text)
+        return f"{_HEADER}{header}\n{self.key}{self.certificate}{self.authority}"
+
+    def save(self) -> None:
+        paths.write_private(self.path, self.text)
 
     @classmethod
     def load(cls, path: Path) -> Identity:
@@ -130,6 +134,47 @@ def client_context(identity: Identity) -> ssl.SSLContext:
     context.load_cert_chain(identity.path)
     context.load_verify_locations(cadata=identity.authority)
     return context
+
+
+def accept_again(
+    connection: socket.socket, key: str, certificate: str, authority: str
+) -> ssl.SSLSocket:
+    """Begin TLS on a client's connection with a session's own key, in the process that made it.
+
+    The client has a certificate of the pool; ours it has been told (`connect_again`).
+    """
+    context = _context("PROTOCOL_TLS_SERVER")
+    memory_fd = os.memfd_create("shoal-identity")  # Python reads keys from files only
+    try:
+        os.write(memory_fd, f"{key}{certificate}".encode())
+        context.load_cert_chain(f"/proc/self/fd/{memory_fd}")
+    finally:
+        os.close(memory_fd)
+    context.load_verify_locations(cadata=authority)
+    context.verify_mode = library().CERT_REQUIRED
+    context.num_tickets = 0
+    return context.wrap_socket(connection, server_side=True)
+
+
+def connect_again(
+    connection: ssl.SSLSocket, identity: Identity, certificate: str, server_name: str
+) -> ssl.SSLSocket:
+    """End TLS on a connection, and begin it again with the process that has this certificate.
+
+    Its own signature stands under the certificate: the other side has vouched for it. The caller's
+    time-out holds.
+    """
+    timeout_s = connection.gettimeout()
+    plain = socket.socket(fileno=connection.detach())
+    try:
+        plain.settimeout(timeout_s)
+        context = _context("PROTOCOL_TLS_CLIENT")
+        context.load_cert_chain(identity.path)
+        context.load_verify_locations(cadata=certificate)
+        return context.wrap_socket(plain, server_hostname=server_name)
+    except BaseException:
+        plain.close()
+        raise
 
 
 class CertificateCause(enum.Enum):

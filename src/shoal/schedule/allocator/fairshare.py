@@ -8,6 +8,7 @@ judged, so ratios of different policies can be compared.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -94,6 +95,38 @@ class FairClock:
         self._left = np.zeros(0)  # Steps left of each, and its speed since the last call.
         self._rates = np.zeros(0)
         self._fair_s: dict[int, float] = {}  # Time from arrival to fair finish.
+
+    def state(self) -> dict[str, Any]:
+        """Return what it knows, as JSON has it."""
+        return {
+            "now_s": self._now_s,
+            "sharing": [
+                [s.id, s.task.type, s.task.devices, s.task.steps, s.task.arrival_s,
+                 None if s.task.kinds is None else sorted(s.task.kinds), left, rate]
+                for s, left, rate in zip(
+                    self._sharing.values(), self._left.tolist(), self._rates.tolist(), strict=True
+                )
+            ],
+            "fair_s": sorted(self._fair_s.items()),
+        }  # fmt: skip
+
+    def restore(self, state: dict[str, Any], view: View) -> None:
+        """Go on from what an earlier clock knew. Types that the view's table lacks are forgotten."""
+        self._sharing, left, rates = {}, [], []
+        for number, type_, devices, steps, arrival_s, kinds, rest, rate in state["sharing"]:
+            row = view.table.row_of.get((type_, devices))
+            if row is None:
+                continue
+            task = Task(
+                "", type_, steps, arrival_s, devices,
+                kinds=None if kinds is None else frozenset(kinds),
+            )  # fmt: skip
+            self._sharing[number] = TaskState(number, task, row, rest)
+            left.append(rest)
+            rates.append(rate)
+        self._left, self._rates = np.array(left), np.array(rates)
+        self._fair_s = dict(state["fair_s"])
+        self._now_s = state["now_s"]
 
     def advance(self, view: View) -> None:
         """Give each task its equal share of the time since the last call."""

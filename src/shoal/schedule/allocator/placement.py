@@ -7,7 +7,7 @@ tasks, because they need devices that lie together.
 from __future__ import annotations
 
 from shoal.schedule.allocator.policy import Assignment
-from shoal.schedule.model.entities import Pool
+from shoal.schedule.model.entities import Kind, Pool
 
 Placement = dict[int, tuple[int, ...]]  # Task id -> devices, as numbers within the pool.
 
@@ -44,7 +44,7 @@ def place(
                 free.difference_update(kept)
                 after.update(dict.fromkeys(assignment.tasks, kept))
         for assignment in moving:
-            chosen = _together(free, gangs[assignment.tasks[0]], kind.node_devices, firsts[number])
+            chosen = _together(free, gangs[assignment.tasks[0]], kind, firsts[number])
             free.difference_update(chosen)
             after.update(dict.fromkeys(assignment.tasks, chosen))
     return after
@@ -59,14 +59,14 @@ def _kept(assignment: Assignment, before: Placement, free: set[int]) -> tuple[in
     return None
 
 
-def _together(free: set[int], count: int, node_devices: int, first: int) -> tuple[int, ...]:
+def _together(free: set[int], count: int, kind: Kind, first: int) -> tuple[int, ...]:
     """Return `count` free devices on as few nodes as possible; the fullest node that suffices first."""
     assert len(free) >= count, "a plan never asks for more devices than its kind has"
-    if node_devices == 1:
+    if kind.node_devices == 1 and not kind.nodes:
         return tuple(sorted(free)[:count])
     nodes: dict[int, list[int]] = {}
     for device in sorted(free):
-        nodes.setdefault((device - first) // node_devices, []).append(device)
+        nodes.setdefault(kind.node_of(device - first), []).append(device)
     enough = [node for node in nodes.values() if len(node) >= count]
     if enough:
         return tuple(min(enough, key=lambda node: (len(node), node))[:count])

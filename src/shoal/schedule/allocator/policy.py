@@ -12,7 +12,7 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from shoal.schedule.model.entities import Pool, Task
 from shoal.schedule.model.throughputs import Group, Throughputs
@@ -28,6 +28,7 @@ class TaskState:
     steps_left: float
     kind: int | None = None  # Where it ran in the last round; None: it waited.
     started: bool = False
+    restart_cost_s: float | None = None  # Lost when it resumes or moves; None: as in the view.
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,10 @@ class View:
     table: Throughputs  # Its kinds are the pool's, in the pool's order.
     tasks: Sequence[TaskState]  # By id.
     together_max: int = 2
+
+    def restart_s(self, state: TaskState) -> float:
+        """Return what the task loses when it resumes, or moves to other devices."""
+        return self.restart_cost_s if state.restart_cost_s is None else state.restart_cost_s
 
     def may_run(self, state: TaskState, kind: int) -> bool:
         """Return whether the task can run on this kind at all: declared, with a speed, and fitting."""
@@ -96,6 +101,13 @@ class Policy(ABC):
     @abstractmethod
     def decide(self, view: View) -> Plan:
         """Decide what runs in the coming round."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what it remembers, as JSON has it: a new instance goes on with it."""
+        return {}
+
+    def restore(self, state: dict[str, Any], view: View) -> None:  # noqa: B027
+        """Take over what an earlier instance remembered. `view` is the next to be decided."""
 
 
 def policies() -> dict[str, type[Policy]]:

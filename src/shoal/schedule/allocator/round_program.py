@@ -67,7 +67,7 @@ def progress(view: View, classes: Classes, kinds: Ints, members: Ints, rates: Fl
     this is counted from the last finish on.
     """
     left = classes.steps[members]
-    waits = restart_waits(view, classes, kinds, members)
+    waits = restart_waits(classes, kinds, members)
     time_s = view.round_s - waits
     done = rates * time_s
     if members.shape[1] > 1:
@@ -81,11 +81,11 @@ def progress(view: View, classes: Classes, kinds: Ints, members: Ints, rates: Fl
     return part
 
 
-def restart_waits(view: View, classes: Classes, kinds: Ints, members: Ints) -> Floats:
+def restart_waits(classes: Classes, kinds: Ints, members: Ints) -> Floats:
     """Return the seconds that each member loses because it resumes or moves."""
     at = classes.at[members]
     moves = classes.started[members] & (at != kinds[:, None])
-    return np.where(moves, view.restart_cost_s, 0.0)
+    return np.where(moves, classes.restarts_s[members], 0.0)
 
 
 @dataclass(frozen=True, slots=True)

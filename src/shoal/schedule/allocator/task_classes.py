@@ -38,6 +38,7 @@ class Classes:
     allowed: Bools  # (classes, kinds)
     at: Ints  # Kind on which the members ran in the last round; -1: they waited.
     started: Bools
+    restarts_s: Floats  # Lost by a member that resumes or moves.
     owners: list[str]
     members: list[list[int]]
 
@@ -77,6 +78,7 @@ def classify(view: View, urgency: Floats, classes_max: int = CLASSES_MAX) -> Cla
         allowed=masks[[m[0] for m in members]],
         at=np.array([-1 if s.kind is None else s.kind for s in firsts]),
         started=np.array([s.started for s in firsts]),
+        restarts_s=np.array([view.restart_s(s) for s in firsts]),
         owners=[s.task.owner for s in firsts],
         members=members,
     )
@@ -85,7 +87,8 @@ def classify(view: View, urgency: Floats, classes_max: int = CLASSES_MAX) -> Cla
 def _alike(view: View, state: TaskState) -> tuple[object, ...]:
     """Return what has to be equal; a task's device matters only if moving has a cost."""
     task = state.task
-    place = (state.kind, state.started) if view.restart_cost_s > 0 else ()
+    restart_s = view.restart_s(state)
+    place = (state.kind, state.started, restart_s) if restart_s > 0 else ()
     return state.row, task.kinds, task.weight, task.owner if view.pool.quotas else "", place
 
 

@@ -38,7 +38,7 @@ def read_text(path: Path) -> str:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        problem = f"is no UTF-8 text: byte 0x{raw[error.start]:02x}; is it the right file?"
+        problem = f"is not UTF-8 text: byte 0x{raw[error.start]:02x}; is it the right file?"
         raise InputError(file, line, "text", problem) from None
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     found = _CONTROL.search(text)
@@ -74,7 +74,7 @@ class Place:
         if text.lower().lstrip("+-") in ("nan", "inf", "infinity"):
             raise self.error(f"{shown(text)} is not finite")
         if not _NUMBER.fullmatch(text):
-            raise self.error(f"{shown(text)} is no number" if text else "is empty")
+            raise self.error(f"{shown(text)} is not a number" if text else "is empty")
         return self.bounded(float(text), shown(text), least, most)
 
     def bounded(self, number: float, quoted: str, least: float, most: float) -> float:
@@ -86,7 +86,7 @@ class Place:
         """The size of a gang."""
         number = self.number(text, 1, GANG_DEVICES_MAX)
         if number != int(number):
-            raise self.error(f"{shown(text)} is no whole number of devices")
+            raise self.error(f"{shown(text)} is not a whole number of devices")
         return int(number)
 
     def speed(self, number: float, quoted: str) -> float:

@@ -57,7 +57,7 @@ def read_trace(file: str, text: str) -> Trace:
             tasks.append(_task(file, number, line.split("\t")))
             lines.append(number)
     if not tasks:
-        raise InputError(file, 1, COLUMNS[0], "there is no task in the trace")
+        raise InputError(file, 1, COLUMNS[0], "the trace has no tasks")
     return Trace(tasks, file, lines)
 
 
@@ -95,7 +95,7 @@ def read_table(file: str, text: str) -> Throughputs:
     raw = _decode(file, text)
     kinds = tuple(kind for kind in raw if not kind.endswith("_unconsolidated"))
     if not kinds:
-        raise InputError(file, 1, "table", "has no kind of device")
+        raise InputError(file, 1, "table", "names no kind of device")
     rows_of = {
         (kind, key): _row(_place(file, text, kind, key), key) for kind in kinds for key in raw[kind]
     }
@@ -136,20 +136,20 @@ def _decode(file: str, text: str) -> Table:
     try:
         raw = json.loads(text, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
-        raise InputError(file, error.lineno, "table", f"is no JSON: {error.msg}") from None
+        raise InputError(file, error.lineno, "table", f"is not JSON: {error.msg}") from None
     except _TwiceError as error:
         line = (
             text.count("\n", 0, max(0, text.rfind(json.dumps(error.key, ensure_ascii=False)))) + 1
         )
         raise InputError(file, line, shown(error.key), "this key is there twice") from None
     except (RecursionError, ValueError) as error:
-        raise InputError(file, 1, "table", f"is no JSON that can be used: {error}") from None
+        raise InputError(file, 1, "table", f"is not JSON that can be used: {error}") from None
     for kind, rows in raw.items():
         if not isinstance(rows, dict):
-            raise _place(file, text, kind).error("is no object of types")
+            raise _place(file, text, kind).error("is not an object of types")
         for key, beside in rows.items():
             if not isinstance(beside, dict):
-                raise _place(file, text, kind, key).error("is no object of speeds")
+                raise _place(file, text, kind, key).error("is not an object of speeds")
     found: Table = raw
     return found
 
@@ -193,7 +193,7 @@ def _row(place: Place, key: str) -> tuple[str, int]:
     """Return the row that "('type', devices)" names."""
     found = _ROW.fullmatch(key)
     if found is None:
-        raise place.error("is no ('type', devices)")
+        raise place.error("is not ('type', devices)")
     return found[2], place.devices(found[3])
 
 

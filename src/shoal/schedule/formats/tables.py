@@ -80,7 +80,7 @@ def _cells(file: str, number: int, line: str) -> list[str]:
     try:
         return next(csv.reader([line], strict=True))
     except csv.Error as error:
-        raise InputError(file, number, "line", f"is no CSV: {error}") from None
+        raise InputError(file, number, "line", f"is not CSV: {error}") from None
 
 
 def _lines(
@@ -131,7 +131,7 @@ def read_trace(path: Path) -> Trace:
             raise line.error("name", f"{shown(task.name)} is the task of line {before} already")
         tasks.append(task)
     if not tasks:
-        raise InputError(file, 1, "name", "there is no task in the trace")
+        raise InputError(file, 1, "name", "the trace has no tasks")
     return Trace(tasks, file, list(line_of.values()))
 
 
@@ -160,7 +160,7 @@ def read_table(path: Path) -> Throughputs:
         return gavel.read_table(file, text)
     lines = list(_lines(file, text, TABLE_COLUMNS, TABLE_OPTIONAL))
     if not lines:
-        raise InputError(file, 1, "kind", "there is no line in the table")
+        raise InputError(file, 1, "kind", "the table has no lines")
     kinds = tuple(dict.fromkeys(line.text("kind") for line in lines))
     rows = sorted({(line.text("type"), line.devices()) for line in lines})
     row_of = {row: number for number, row in enumerate(rows)}
@@ -208,7 +208,9 @@ def _measured(
         devices = rows[row][1]
         for partner in partners:
             if (partner, devices) not in row_of:
-                raise line.error("beside", f"{partner!r} on {devices} devices is no row")
+                raise line.error(
+                    "beside", f"{partner!r} on {devices} devices is not a row of the table"
+                )
         group = tuple(sorted([row, *(row_of[partner, devices] for partner in partners)]))
         names = [rows[member][0] for member in group]
         speeds = []

@@ -30,6 +30,12 @@ class Kind:
     count: int
     memory_bytes: int = 0
     node_devices: int = 1  # Devices in one node: gangs are placed on as few nodes as possible.
+    #: Number of the node of each device, where nodes are unequal; empty: `node_devices` says it.
+    nodes: tuple[int, ...] = ()
+
+    def node_of(self, device: int) -> int:
+        """Return the node of a device; devices of a kind are numbered from 0."""
+        return self.nodes[device] if self.nodes else device // self.node_devices
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from shoal.schedule.model.device_profile import DeviceProfile, identity_of
-from shoal.schedule.model.estimates import Operators, TaskProfile
+from shoal.schedule.model.predictor import Operators, TaskProfile
 
 #: A measurement is repeated until this much time is spent on it; the fastest repeat counts.
 MEASURE_S = 0.15

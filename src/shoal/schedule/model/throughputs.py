@@ -34,6 +34,8 @@ class Throughputs:
         busy: Share of the device that a row keeps busy when alone, shape (rows, kinds, 2): compute
             and memory bandwidth. NaN: unknown, then only measured groups may run together.
         measured: (kind, group) -> steps/s of each member, in the group's order.
+        unknown_shares: Whether tasks of unknown memory may share a device, as in traces without
+            sizes. In a live pool they do not.
 
     >>> table = Throughputs(("v100",), [("lm", 1)], np.array([[10.0]]))
     >>> table.rates(0, (0,))
@@ -49,6 +51,7 @@ class Throughputs:
         busy: Floats | None = None,
         measured: dict[tuple[int, Group], tuple[float, ...]] | None = None,
         source: str = "",
+        unknown_shares: bool = True,
     ) -> None:
         self.kinds = kinds
         self.rows = rows
@@ -58,6 +61,7 @@ class Throughputs:
         self.busy = np.full((*shape, 2), np.nan) if busy is None else busy
         self.measured = measured or {}
         self.source = source
+        self.unknown_shares = unknown_shares
         self.row_of = {key: index for index, key in enumerate(rows)}
         assert shape == (len(rows), len(kinds)) == self.memory_bytes.shape
         self._rates_of: dict[tuple[int, Group], tuple[float, ...] | None] = {}
@@ -80,6 +84,7 @@ class Throughputs:
             self.busy[:, order],
             measured,
             self.source,
+            self.unknown_shares,
         )
 
     @cached_property
@@ -134,7 +139,14 @@ class Throughputs:
         return tuple(rates)
 
     def fits(self, kind: int, group: Group, memory_bytes: int) -> bool:
-        """Do the members' predicted memories fit on each device? Unknown sizes count as fitting."""
+        """Do the members' predicted memories fit on each device?
+
+        Unknown sizes fit if the task is alone, or with `unknown_shares`.
+        """
+        if not self.unknown_shares and len(group) > 1:
+            sizes = self.memory_bytes[list(group), kind]
+            if memory_bytes == 0 or bool((sizes <= 0).any()):
+                return False
         if memory_bytes == 0:
             return True
         return float(self.memory_bytes[list(group), kind].sum()) <= memory_bytes

@@ -15,7 +15,7 @@ the same figures, with other words, are what `explain` shows.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -44,6 +44,14 @@ class Shoal(Policy):
         self.balance = balance
         self._clock = FairClock()
         self._busy_since: int | None = None  # First task of the current busy time.
+
+    def state(self) -> dict[str, Any]:
+        return {"clock": self._clock.state(), "busy_since": self._busy_since}
+
+    def restore(self, state: dict[str, Any], view: View) -> None:
+        if state:
+            self._clock.restore(state["clock"], view)
+            self._busy_since = state["busy_since"]
 
     def decide(self, view: View) -> Plan:
         view = view.runnable()

@@ -266,7 +266,7 @@ class Simulation:
         end_s = self.now_s + self.round_s
         members = [self.active[task] for task in assignment.tasks]
         ready_s = {
-            s.id: self.now_s + (self.restart_cost_s if s.id in resumed else 0.0) for s in members
+            s.id: self.now_s + (self._restart_s(s) if s.id in resumed else 0.0) for s in members
         }
         for state in members:
             state.kind = assignment.kind
@@ -282,6 +282,9 @@ class Simulation:
         self.result.busy_s += (last_s - self.now_s) * len(devices)
         self._record(devices, assignment.tasks, last_s)
         return last_s
+
+    def _restart_s(self, state: TaskState) -> float:
+        return self.restart_cost_s if state.restart_cost_s is None else state.restart_cost_s
 
     def _advance(
         self,

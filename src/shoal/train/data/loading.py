@@ -161,8 +161,14 @@ class Loader:
 
 
 class StreamLoader:
-    """Any iterable of batches (a DataLoader), which a thread reads ahead in its own order. A resumed
-    one skips the batches before its position."""
+    """Any iterable of batches (a DataLoader), which a thread reads ahead in its own order.
+
+    A resumed one skips the batches before its position.
+
+    >>> batches = torch.utils.data.DataLoader(dataset, batch_size=16)
+    >>> for x, y in shoal.train.load(batches):
+    ...     print(x.shape)
+    """
 
     def __init__(self, batches: Any, ahead: int = AHEAD) -> None:
         self._batches = batches

@@ -24,7 +24,7 @@ from shoal.device import leases
 from shoal.errors import DeviceLostError
 from shoal.pool.wire.data_messages import DataPath, Fingerprint, Skeleton
 from shoal.train.data import batches, fingerprints, node_paths
-from shoal.train.data.node_reader import NodeFile, NodeReader, ReaderLostError, reader_of
+from shoal.train.data.reader_client import NodeFile, ReaderClient, ReaderLostError, reader_of
 from shoal.train.data.sources import Indices, Source
 from shoal.train.group.errors import DataError
 
@@ -56,7 +56,7 @@ class NodeSource:
         self._where = where
         self._lock = threading.RLock()
         self._lease: leases.Lease | None = None  # the one that the fields below describe
-        self._places: dict[torch.device, tuple[NodeReader, NodeFile]] = {}
+        self._places: dict[torch.device, tuple[ReaderClient, NodeFile]] = {}
         weakref.finalize(self, _close_files, self._places).atexit = False
         self._why_not: dict[str, str] = {}  # by name of the device: why the program reads for it
         self._fingerprints: list[Fingerprint] | None = None
@@ -141,7 +141,7 @@ class NodeSource:
                 self._why_not[name] = str(error)
                 _log.info("data for %s is read in the program: %s", name, error)
 
-    def _open_at(self, lease: leases.Lease, index: int) -> tuple[NodeReader, NodeFile]:
+    def _open_at(self, lease: leases.Lease, index: int) -> tuple[ReaderClient, NodeFile]:
         reader = reader_of(lease, index)
         try:
             return reader, reader.open(self._skeleton, self._paths)
@@ -149,7 +149,7 @@ class NodeSource:
             reader = reader_of(lease, index)
             return reader, reader.open(self._skeleton, self._paths)
 
-    def _compare(self, reader: NodeReader, file: NodeFile) -> None:
+    def _compare(self, reader: ReaderClient, file: NodeFile) -> None:
         """Raise if the node's files differ from the reference."""
         for path, here, there in zip(
             self._paths, self._reference(file), file.opened.marks, strict=True
@@ -173,7 +173,7 @@ class NodeSource:
             self._fingerprints = file.opened.marks
         return self._fingerprints
 
-    def _any_place(self) -> tuple[NodeReader, NodeFile]:
+    def _any_place(self) -> tuple[ReaderClient, NodeFile]:
         if not self.at_nodes():
             raise DataError(
                 f"{self._paths[0].path} is not on this machine, and the program has no device at a "
@@ -252,7 +252,7 @@ class NodeSource:
         return ahead.result() if ahead is not None else self.read(indices)
 
 
-def _close_files(places: dict[torch.device, tuple[NodeReader, NodeFile]]) -> None:
+def _close_files(places: dict[torch.device, tuple[ReaderClient, NodeFile]]) -> None:
     for reader, file in places.values():
         reader.close_file(file)
     places.clear()

@@ -81,7 +81,7 @@ class NodeFile:
         self.sample_bytes = max(1, self.opened.sample_bytes)
 
 
-class NodeReader:
+class ReaderClient:
     """A reader beside the worker of one remote device."""
 
     def __init__(self, lease: leases.Lease, index: int) -> None:
@@ -116,7 +116,7 @@ class NodeReader:
             waiting, self._answers = list(self._answers.values()), {}
         for answer in waiting:
             answer.set_exception(
-                ReaderLostError(f"the reader of device {self.name} is lost: {why}")
+                ReaderLostError(f"the data reader of device {self.name} is lost: {why}")
             )
 
     def _hear(self, message: data_messages.FromReader) -> None:
@@ -133,14 +133,14 @@ class NodeReader:
         answer: Future[data_messages.FromReader] = Future()
         with self._lock:
             if self._ended:
-                raise ReaderLostError(f"the reader of device {self.name} is lost")
+                raise ReaderLostError(f"the data reader of device {self.name} is lost")
             self._answers[number] = answer
         try:
             self._channel.send(build(number))
         except ConnectionError:
             with self._lock:
                 self._answers.pop(number, None)
-            raise ReaderLostError(f"the reader of device {self.name} is lost") from None
+            raise ReaderLostError(f"the data reader of device {self.name} is lost") from None
         return answer
 
     def _await(
@@ -157,12 +157,12 @@ class NodeReader:
             except ReaderLostError:
                 if devices.is_lost(self.device):
                     raise DeviceLostError(
-                        f"device {self.name} and its reader are lost", self.name
+                        f"device {self.name} and its data reader are lost", self.name
                     ) from None
                 raise
             if time.monotonic() > until:
                 raise DataError(
-                    f"waited {ANSWER_S:g} s for the reader of device {self.name} to {what}"
+                    f"waited {ANSWER_S:g} s for the data reader of device {self.name} to {what}"
                 )
         if isinstance(message, data_messages.DataFailed):
             raise DataError(f"device {self.name}: {message.reason}")
@@ -192,7 +192,9 @@ class NodeReader:
         answer = self._ask(lambda number: data_messages.OpenData(number, skeleton, paths))
         opened = self._await(answer, f"open {paths[0].path}")
         if not isinstance(opened, DataOpened) or len(opened.marks) != len(paths):
-            raise DataError(f"the reader of device {self.name} answered {type(opened).__name__}")
+            raise DataError(
+                f"the data reader of device {self.name} answered {type(opened).__name__}"
+            )
         return NodeFile(opened.source, opened)
 
     def close_file(self, file: NodeFile) -> None:
@@ -292,13 +294,15 @@ class NodeReader:
             return asked, message
         self._give(asked.offset)
         if not isinstance(message, SamplesTooLarge):
-            raise DataError(f"the reader of device {self.name} answered {type(message).__name__}")
+            raise DataError(
+                f"the data reader of device {self.name} answered {type(message).__name__}"
+            )
         file.sample_bytes = max(file.sample_bytes + 1, -(-message.needed_bytes // len(chunk)))
         return None
 
     def _target(self, leaf: data_messages.SampleLeaf, samples: int) -> torch.Tensor:
         if leaf.dtype not in DTYPES or not leaf.shape:
-            raise DataError(f"the reader of device {self.name} read a tensor of {leaf.dtype}")
+            raise DataError(f"the data reader of device {self.name} read a tensor of {leaf.dtype}")
         shape = (samples, *leaf.shape[1:])
         return torch.empty(shape, dtype=DTYPES[leaf.dtype], device=self.device)
 
@@ -352,9 +356,9 @@ class NodeReader:
         wanted_bytes = _capacity(file, count)
         if wanted_bytes > self._slots.memory_bytes:
             raise DataError(
-                f"a sample of {show_bytes(file.sample_bytes)} does not fit the memory of the reader of "
-                f"device {self.name}, {show_bytes(self._slots.memory_bytes)}. Read it in the program: "
-                'where="program"'
+                f"a sample of {show_bytes(file.sample_bytes)} does not fit the memory of the data "
+                f"reader of device {self.name}, {show_bytes(self._slots.memory_bytes)}. Read it in the "
+                'program: where="program"'
             )
         until = time.monotonic() + ANSWER_S
         while (offset := self._room(wanted_bytes)) is None:
@@ -364,7 +368,7 @@ class NodeReader:
                 self._forget(lambda asked: asked is latest)  # noqa: B023  (called at once)
             self._check_device()
             if not self.usable:
-                raise ReaderLostError(f"the reader of device {self.name} is lost")
+                raise ReaderLostError(f"the data reader of device {self.name} is lost")
             if time.monotonic() > until:
                 raise DataError(f"waited {ANSWER_S:g} s for device {self.name} to copy samples")
             time.sleep(ROOM_POLL_S)
@@ -390,14 +394,14 @@ class _Entry:
     def __init__(self, lease: leases.Lease) -> None:
         self.lease = lease
         self.starting = threading.Lock()
-        self.reader: NodeReader | None = None
+        self.reader: ReaderClient | None = None
 
 
 _readers_lock = threading.Lock()
 _readers: dict[tuple[int, int], _Entry] = {}  # by id of the lease and index of the device
 
 
-def reader_of(lease: leases.Lease, index: int) -> NodeReader:
+def reader_of(lease: leases.Lease, index: int) -> ReaderClient:
     """Return the reader of a device of the lease; the first call starts it. Raise DataError."""
     attached = lease.attached[index]
     if attached is None:
@@ -422,12 +426,12 @@ def reader_of(lease: leases.Lease, index: int) -> NodeReader:
         return entry.reader
 
 
-def _start(lease: leases.Lease, index: int, after_another: bool) -> NodeReader:
+def _start(lease: leases.Lease, index: int, after_another: bool) -> ReaderClient:
     """Start a reader. If one has died, the device server may learn of that a moment after us."""
     until = time.monotonic() + (DYING_S if after_another else 0)
     while True:
         try:
-            return NodeReader(lease, index)
+            return ReaderClient(lease, index)
         except LeaseError:
             if time.monotonic() >= until:
                 raise

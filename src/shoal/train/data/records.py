@@ -23,6 +23,8 @@ from shoal.train.group.errors import DataError
 CACHED_RUNS = 8  # row groups that stay decoded
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".ppm", ".pgm")
 RECORD_BYTES_MAX = 2**30
+# numpy parses an array's header as Python, which in Python 3.11 may fail in two threads at once.
+_parsing = threading.Lock()
 
 
 class TableSource:
@@ -253,7 +255,8 @@ def decode(extension: str, data: bytes, name: str) -> Any:
     kind = "." + extension.lower().rpartition(".")[2]
     try:
         if kind == ".npy":
-            return torch.from_numpy(np.load(io.BytesIO(data), allow_pickle=False))
+            with _parsing:
+                return torch.from_numpy(np.load(io.BytesIO(data), allow_pickle=False))
         if kind in (".cls", ".id", ".index"):
             return int(data)
         if kind == ".json":

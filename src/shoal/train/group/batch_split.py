@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-# Tuned on recorded times of steps (bench/train_shares.py). A fit that adapts faster follows noise, and
+# Tuned on recorded times of steps (bench/train/shares.py). A fit that adapts faster follows noise, and
 # a slower one falls behind; near these numbers neither matters much.
 HISTORY = 12  # observations that a fit remembers
 FORGET = 0.8  # weight of an observation against the one after it

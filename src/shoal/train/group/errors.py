@@ -8,7 +8,13 @@ from shoal.errors import DeviceLostError, PeerLostError, ShoalError
 
 
 class TrainError(ShoalError):
-    """Root of the errors of `shoal.train`."""
+    """Root of the errors of `shoal.train`.
+
+    >>> try:
+    ...     trainer.step(batch)
+    ... except shoal.train.TrainError as error:
+    ...     print(error)
+    """
 
 
 class GroupError(TrainError):
@@ -37,27 +43,63 @@ class GroupError(TrainError):
 
 
 class GroupLostError(GroupError, DeviceLostError):
-    """A device of a group is gone or does not answer. `device` is its name, where that is known."""
+    """A device of a group is gone or does not answer. `device` is its name, where that is known.
+
+    >>> try:
+    ...     trainer.step(batch)
+    ... except shoal.train.GroupLostError as error:
+    ...     print(error.group, error.device)
+    """
 
 
 class NotFiniteError(TrainError):
-    """The loss is NaN or infinite. The weights are those before this step."""
+    """The loss is NaN or infinite. The weights are those before this step.
+
+    >>> try:
+    ...     trainer.step(batch)
+    ... except shoal.train.NotFiniteError:
+    ...     print("skipped")
+    """
 
 
 class BatchError(TrainError, ValueError):
-    """A batch cannot be divided into samples; the text shows its contents."""
+    """A batch cannot be divided into samples; the text shows its contents.
+
+    >>> try:
+    ...     trainer.step("not a batch")
+    ... except shoal.train.BatchError as error:
+    ...     print(error)
+    """
 
 
 class CannotCut(TrainError):
-    """The model cannot be cut into so many stages; the text says where it could be cut."""
+    """The model cannot be cut into so many stages; the text says where it could be cut.
+
+    >>> try:
+    ...     trainer = shoal.train.Trainer(model, loss, optimizer, groups)
+    ... except shoal.train.CannotCut as error:
+    ...     print(error)
+    """
 
 
 class CheckpointError(TrainError):
-    """A checkpoint cannot be written or read; the text says which file and why."""
+    """A checkpoint cannot be written or read; the text says which file and why.
+
+    >>> try:
+    ...     saved = shoal.train.latest("runs/gpt")
+    ... except shoal.train.CheckpointError as error:
+    ...     print(error)
+    """
 
 
 class DataError(TrainError):
-    """Training data cannot be read; the text says which file and why."""
+    """Training data cannot be read; the text says which file and why.
+
+    >>> try:
+    ...     loader = shoal.train.load("nothing.npy")
+    ... except shoal.train.DataError as error:
+    ...     print(error)
+    """
 
 
 def device_at_fault(error: BaseException) -> str | None:

@@ -105,6 +105,9 @@ class WorkerGroups:
     """All groups of a training. A context manager: leaving it ends their threads.
 
     With `groups="auto"` the trainer forms the groups when it knows the model and a batch.
+
+    >>> with shoal.train.worker_groups(groups=2) as groups:
+    ...     print([group.call(lambda group: str(group.device)).result() for group in groups])
     """
 
     def __init__(

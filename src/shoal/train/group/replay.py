@@ -34,26 +34,26 @@ class CannotReplay(Exception):
 @contextmanager
 def not_captured() -> Iterator[None]:
     """Issue work for this thread's own device alone: replays leave it out."""
-    _core.Recording.pause()
+    _core.Capture.pause()
     try:
         yield
     finally:
-        _core.Recording.resume()
+        _core.Capture.resume()
 
 
 @dataclass
 class CapturedPass:
     """A pass of one group: its operators, and the tensors that are the group's own."""
 
-    recording: _core.Recording
+    operators: _core.Capture
     batches: list[Any] = field(default_factory=list)  # on the device, by micro-batch
-    #: By micro-batch: the position in the recording after the forward pass, and its loss.
+    #: By micro-batch: the position in the capture after the forward pass, and its loss.
     losses: list[tuple[int, torch.Tensor]] = field(default_factory=list)
 
     def add_forward(self, batch: Any, loss: torch.Tensor) -> None:
         """Note that the forward pass of a micro-batch is over."""
         self.batches.append(batch)
-        self.losses.append((self.recording.mark(), loss.detach()))
+        self.losses.append((self.operators.mark(), loss.detach()))
 
     def replay(
         self,
@@ -62,11 +62,11 @@ class CapturedPass:
         theirs: Sequence[torch.Tensor],
         samples: Sequence[Any],
         wanted: Sequence[torch.Tensor],
-    ) -> _core.Repeat:
+    ) -> _core.Replay:
         """Begin the pass on another device, with the tensors `theirs` for `ours` and other samples."""
         try:
-            return _core.Repeat(
-                self.recording,
+            return _core.Replay(
+                self.operators,
                 device.index,
                 ours=[*ours, *_leaves(self.batches)],
                 theirs=[*theirs, *_leaves(samples)],
@@ -83,11 +83,11 @@ def _leaves(samples: Sequence[Any]) -> list[torch.Tensor]:
 @contextmanager
 def capture(device: torch.device) -> Iterator[CapturedPass]:
     """Capture the operators that this thread issues on `device` in the block."""
-    recording = _core.Recording(device.index)
+    operators = _core.Capture(device.index)
     try:
-        yield CapturedPass(recording)
+        yield CapturedPass(operators)
     finally:
-        recording.stop()
+        operators.stop()
 
 
 class ReplayPolicy:

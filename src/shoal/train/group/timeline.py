@@ -23,7 +23,11 @@ PENDING_MAX = 10_000  # timings that are not collected yet
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Work on one track. Times are seconds of `time.perf_counter`."""
+    """Work on one track. Times are seconds of `time.perf_counter`.
+
+    >>> shoal.train.Span("group 0", "forward", 2.0, 2.5, step=1).seconds
+    0.5
+    """
 
     track: str
     kind: str
@@ -37,7 +41,13 @@ class Span:
 
 
 class Timeline:
-    """The last spans of a training, from all its threads."""
+    """The last spans of a training, from all its threads.
+
+    >>> timeline = shoal.train.Timeline()
+    >>> with timeline.span("loader", "read", step=1):
+    ...     batch = next(iter(loader))
+    >>> timeline.write_chrome_trace("trace.json")
+    """
 
     def __init__(self) -> None:
         self._spans: list[Span] = []  # by their end

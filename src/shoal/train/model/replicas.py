@@ -140,7 +140,7 @@ class Replica:
             context.events.check()
             run.until(mark)
             losses.append((Reading(run.tensor(loss)), micro_batch.weight))
-        run.until(captured.recording.mark())
+        run.until(captured.operators.mark())
         for ours, theirs in pairs:
             theirs.grad = run.tensor(ours.grad) if ours.grad is not None else None
         self.used_bytes = self.fixed_bytes + leader.used_bytes - leader.fixed_bytes

@@ -36,7 +36,11 @@ _NAME = re.compile(r"step-(\d{9})")
 
 @dataclass(slots=True)
 class Snapshot:
-    """The state of a training after one step, in host memory."""
+    """The state of a training after one step, in host memory.
+
+    >>> saved = shoal.train.snapshot(model, optimizer, step=100)
+    >>> print(saved.step, list(saved.model))
+    """
 
     step: int
     model: dict[str, torch.Tensor]
@@ -86,7 +90,12 @@ def _own(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def restore(saved: Snapshot, model: nn.Module, optimizer: Optimizer | None = None) -> None:
-    """Load a snapshot into a model and an optimizer, on any device."""
+    """Load a snapshot into a model and an optimizer, on any device.
+
+    >>> saved = shoal.train.latest("runs/gpt")
+    >>> if saved is not None:
+    ...     shoal.train.restore(saved, model, optimizer)
+    """
     missing, unexpected = model.load_state_dict(saved.model, strict=False)
     tied = _host(model.state_dict()).keys()
     lacking = [name for name in missing if name in tied]

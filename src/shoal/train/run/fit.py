@@ -27,7 +27,11 @@ from shoal.train.step.trainer import Trainer
 
 @dataclass(slots=True)
 class History:
-    """The results of a training."""
+    """The results of a training.
+
+    >>> history = shoal.train.fit(model, loss, optimizer, ("x.npy", "y.npy"), groups=2)
+    >>> print(history.steps, history.losses[-1], history.stopped)
+    """
 
     losses: list[float] = field(default_factory=list)  # of each step
     validation: list[tuple[int, float]] = field(default_factory=list)  # steps done, loss

@@ -25,7 +25,11 @@ MEASURES_KEPT = 4  # steps after which a group's time that is still unknown is i
 
 @dataclass(slots=True)
 class Prepared:
-    """A batch whose micro-batches are on their way to the devices."""
+    """A batch whose micro-batches are on their way to the devices.
+
+    >>> prepared = trainer.prepare(batch)
+    >>> print(trainer.step(prepared).loss)
+    """
 
     batch: Any  # in host memory: kept until the step is done: a group may be lost
     samples: int

@@ -53,7 +53,11 @@ Losses = list[tuple[devices.Reading, float]]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a step did."""
+    """What a step did.
+
+    >>> step = trainer.step(batch)
+    >>> print(step.number, step.samples, step.loss)
+    """
 
     number: int
     samples: int

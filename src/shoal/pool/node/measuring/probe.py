@@ -14,7 +14,7 @@ import msgspec
 
 import shoal
 from shoal.pool.base import limits, process
-from shoal.pool.node.profiling import Found, Job
+from shoal.pool.node.measuring.profiler import Found, Job
 
 # shoal.schedule.model.measure loads torch, which takes seconds: only once this process ends with
 # its agent.
@@ -61,7 +61,7 @@ def _say(found: Found) -> None:
 
 
 def main() -> None:
-    """`python -m shoal.pool.node.probe JOB_JSON`."""
+    """`python -m shoal.pool.node.measuring.probe JOB_JSON`."""
     process.die_with_parent_thread()
     try:
         run(msgspec.json.decode(sys.argv[1], type=Job))

@@ -1,9 +1,9 @@
 """Measures a node's idle devices; only the agents of standing pools do.
 
-A device is measured once for its hardware, by a process of its own (`shoal.pool.node.probe`) that is a
-client of the device server, with a grant that the agent makes. Leases come first: a grant for a device
-that is being measured ends the measurement before it reaches the device server. CPU devices of one
-node share its cores, so they are measured only while none of them is leased.
+A device is measured once for its hardware, by a process of its own (`probe.py`) that is a client of the
+device server, with a grant that the agent makes. Leases come first: a grant for a device that is being
+measured ends the measurement before it reaches the device server. CPU devices of one node share its
+cores, so they are measured only while none of them is leased.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from msgspec import Meta
 from shoal.errors import ProtocolError
 from shoal.pool.base import limits, paths, process
 from shoal.pool.base.addresses import LOCAL_PREFIX
-from shoal.pool.node.profile_cache import Link, ProfileCache
+from shoal.pool.node.measuring.profile_cache import Link, ProfileCache
 from shoal.pool.node.spec import DeviceSpec
 from shoal.pool.wire import messages, node_messages
 from shoal.pool.wire.channel import Channel, open_channel
@@ -266,9 +266,10 @@ class Profiler:
             listener.listen(1)
             listener.setblocking(False)
             self._probe = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "shoal.pool.node.probe", msgspec.json.encode(job).decode(),
-                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL, limit=limits.PROBE_LINE_BYTES_MAX,
+                sys.executable, "-m", "shoal.pool.node.measuring.probe",
+                msgspec.json.encode(job).decode(), stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+                limit=limits.PROBE_LINE_BYTES_MAX,
             )  # fmt: skip
             if self._plan is not following:  # a lease came first
                 self._probe.kill()
@@ -285,7 +286,10 @@ class Profiler:
         sock, _ = await asyncio.get_running_loop().sock_accept(listener)
         process.check_same_user(sock)
         channel = await open_channel(sock)
-        await channel.receive(messages.FROM_CLIENT, limits.FIRST_FRAME_S)
+        ask = await channel.receive(messages.FROM_CLIENT, limits.FIRST_FRAME_S)
+        while isinstance(ask, messages.Beat):  # whether a head is there
+            channel.send(messages.Beat())
+            ask = await channel.receive(messages.FROM_CLIENT, limits.FIRST_FRAME_S)
         if self._plan is not following:
             channel.abort()
             raise ProtocolError("a lease came first")

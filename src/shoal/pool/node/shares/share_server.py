@@ -20,18 +20,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from shoal import _constants
 from shoal.errors import ProtocolError, ShareError
 from shoal.pool.base import limits, paths, process, sealed_memory
-from shoal.pool.node import share_directory
+from shoal.pool.node.shares import share_directory
 from shoal.pool.wire import frames, messages, node_messages, share_messages
 from shoal.pool.wire.acceptor import Acceptor, PendingConnection
 
-CONTROL_BYTES = mmap.PAGESIZE
+CONTROL_BYTES = _constants.SHARE_CONTROL_BYTES
 _FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE, which fcntl lacks
-_REVOKED, _HOLDER = (
-    0,
-    1,
-)  # words of the control page: ShareControl in csrc/worker/shared/shared_block.h
 
 FindGrant = Callable[[str], node_messages.Grant | None]
 
@@ -55,10 +52,10 @@ class ControlPage:
         self._words = memoryview(self._map).cast("Q")  # a word is written in one store
 
     def publish(self, holder: int) -> None:
-        self._words[_HOLDER] = holder
+        self._words[_constants.SHARE_HOLDER_WORD] = holder
 
     def revoke(self) -> None:
-        self._words[_REVOKED] = 1
+        self._words[_constants.SHARE_REVOKED_WORD] = 1
 
     def close(self) -> None:
         self._words.release()
@@ -285,8 +282,8 @@ def check_memory(fd: int, size: int, size_max: int) -> None:
         raise ProtocolError("the shared memory is not sealed: it could be cut short")
     if not 0 < size <= size_max or os.fstat(fd).st_size != whole_pages(size):
         raise ShareError(
-            f"{size} bytes cannot be shared from a device of {size_max} bytes: shared tensors stay in "
-            "the device's memory. Lease more of it, or share a part"
+            f"{size} bytes cannot be shared from a lease that booked {size_max} bytes: shared tensors "
+            "stay in the device's memory. Book more with memory=, or share a part"
         )
 
 

@@ -1,0 +1,1 @@
+"""What the head does for people: events, browsers, tokens, and the history that charts show."""

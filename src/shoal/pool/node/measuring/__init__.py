@@ -1,0 +1,1 @@
+"""Measures idle devices, and keeps what was measured."""

@@ -1,0 +1,1 @@
+"""The runner: starts the programs of tasks, and ends them."""

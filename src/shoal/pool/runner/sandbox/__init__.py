@@ -1,0 +1,1 @@
+"""The sandbox in which a node runs other people's programs."""

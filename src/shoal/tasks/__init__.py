@@ -1,0 +1,1 @@
+"""Tasks: what they ask for, what becomes of them, who may have devices, and why a request waits."""
