@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shoal import memory
     from shoal.device.leases import Lease, connect, device_info
     from shoal.device.sharing import Handle, acquire, open, release, share, shares, unshare
+    from shoal.pool.client.tasks import Task, submit
     from shoal.pool.local.local_pool import Pool, up
 
 __version__ = "0.1.0"
@@ -42,6 +43,7 @@ __all__ = [
     "ShareError",
     "ShareRevokedError",
     "ShoalError",
+    "Task",
     "acquire",
     "connect",
     "device_info",
@@ -50,6 +52,7 @@ __all__ = [
     "release",
     "share",
     "shares",
+    "submit",
     "unshare",
     "up",
 ]
@@ -68,6 +71,8 @@ _LAZY = {
     "share": "shoal.device.sharing",
     "shares": "shoal.device.sharing",
     "unshare": "shoal.device.sharing",
+    "Task": "shoal.pool.client.tasks",
+    "submit": "shoal.pool.client.tasks",
     "Pool": "shoal.pool.local.local_pool",
     "up": "shoal.pool.local.local_pool",
 }

@@ -7,7 +7,6 @@ import torch
 
 LANES_MAX: int
 PROTOCOL_VERSION: int
-SESSIONS_MAX: int
 EXIT_FAILED: int  # of a worker: csrc/transport/ending.h
 EXIT_CLIENT_ENDED: int
 EXIT_CLIENT_CLOSED: int
@@ -27,10 +26,6 @@ SEEN_CLOSED: int  # what the core saw of a device that it lost
 SEEN_SILENT: int
 SEEN_HUNG: int
 SEEN_BROKEN: int
-DATA_MAGIC: bytes
-SHARE_CONTROL_BYTES: int
-SHARE_REVOKED_WORD: int
-SHARE_HOLDER_WORD: int
 
 def heartbeat(progress: mmap) -> int: ...
 def passed_connection() -> bytes: ...
@@ -129,13 +124,36 @@ def is_shared(tensor: torch.Tensor) -> bool: ...
 def memory_use(index: int) -> dict[str, int]: ...
 def reset_peak() -> None: ...
 def trim() -> None: ...
-def segments() -> list[tuple[int, int, int, int, int, int, int, int, int, int, bool]]: ...
+
+class MapEntry:
+    """One live segment. Bit k of a mask stands for member k; -1: none."""
+
+    address: int
+    bytes: int
+    bound: int  # mask of members that have memory for it
+    valid: int  # of these, those with its present bytes
+    resident: int  # of these, those that have it in device memory now
+    home: int  # the member that wrote it last
+    pinned: int  # the member whose device it belongs to
+    extent_of: int  # address of the sharded segment that it belongs to; 0: none
+    written_at: int  # its home's message that wrote it last
+    frame: int  # its offset in its home's memory
+    shared: bool
+
+class DirectoryReport:
+    """What the directory of segments says of itself."""
+
+    violation: str  # what is wrong with it; empty: nothing
+    steps: list[str]  # the latest, oldest first
+
+def segments() -> list[MapEntry]: ...
+def directory_report() -> DirectoryReport: ...
 def copies(address: int) -> list[tuple[int, bytes]]: ...
 def start_trace() -> None: ...
 def stop_trace() -> list[tuple[int, int, int, int, int]]: ...
 
 # --- capture on one device, replay on another ---
-class Recording:
+class Capture:
     """The operators that this thread sends to one device, from here to `stop()`."""
 
     def __init__(self, device: int) -> None: ...
@@ -148,12 +166,12 @@ class Recording:
     @property
     def failure(self) -> str: ...
 
-class Repeat:
-    """A recording on another device. Raises ValueError, before any effect, if that is impossible."""
+class Replay:
+    """A capture on another device. Raises ValueError, before any effect, if that is impossible."""
 
     def __init__(
         self,
-        recording: Recording,
+        capture: Capture,
         device: int,
         *,
         ours: Sequence[torch.Tensor],
@@ -205,7 +223,50 @@ class ArrivalsOptions:
         client: str,
     ) -> None: ...
 
+def start_device(device: str) -> tuple[int, int]:
+    """Start an accelerator's runtime in this process. Return its free and total bytes."""
+
+def device_bytes(device: str) -> tuple[int, int]:
+    """Return the free and total bytes of a device that `start_device` started."""
+
+def cuda_facts(ordinal: int) -> tuple[str, int, int]:
+    """Return name and compute capability of a CUDA device; an empty name without a driver."""
+
+SESSION_SERVER_NAME: str
+
+def make_session_identity() -> tuple[str, str]:
+    """Make a key and a certificate that it signs itself; return both as PEM texts."""
+
 def set_up_log(*, component: str, json: bool, errors_only: bool) -> None: ...
+
+class SessionBlock:
+    """What a device server and one of its workers share: orders, and what the session does."""
+
+    limit_bytes: int
+    ceiling_bytes: int
+    swap_limit_bytes: int
+    order: int
+    def __init__(self) -> None: ...
+    def fd(self) -> int: ...
+    @property
+    def state(self) -> int: ...
+    @property
+    def reason(self) -> int: ...
+    @property
+    def used_bytes(self) -> int: ...
+    @property
+    def away_bytes(self) -> int: ...
+    @property
+    def swap_bytes(self) -> int: ...
+    @property
+    def disk_bytes(self) -> int: ...
+    @property
+    def peak_bytes(self) -> int: ...
+    @property
+    def wanted_bytes(self) -> int: ...
+    def uses(self) -> list[tuple[bytes, int, int, int, int, bool, int, int, int]]:
+        """Return (operator, hash, dtype, FLOPs and bytes of a call, whether it changes memory in
+        place, calls, nanoseconds, repeats) of each prepared call that has run."""
 
 class Worker:
     """One session on one device; the process serves it."""
@@ -229,6 +290,9 @@ class Worker:
         threads: int,
         arrivals: ArrivalsOptions | None = None,
         last_words_fd: int = -1,
+        block_fd: int = -1,
+        orders_fd: int = -1,
+        reports_fd: int = -1,
     ) -> None: ...
     def fds(self) -> list[int]: ...
     def arena_bytes(self) -> int: ...
@@ -239,7 +303,7 @@ class Worker:
         *,
         host: str,
         port: int,
-        server_name: str,
+        certificate: str,
         data_id: bytes,
         secret: bytes,
         member: int,

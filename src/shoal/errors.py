@@ -8,7 +8,13 @@ from __future__ import annotations
 
 
 class ShoalError(RuntimeError):
-    """Root of Shoal's own errors. The text says what happened, why, and what to type next."""
+    """Root of Shoal's own errors. The text says what happened, why, and what to type next.
+
+    >>> try:
+    ...     shoal.connect("shoal+local://0-nobody")
+    ... except shoal.ShoalError as error:
+    ...     print(error)
+    """
 
 
 class DeviceLostError(ShoalError):
@@ -38,13 +44,24 @@ class PeerLostError(DeviceLostError):
 
     `peer` is the name of the lost device. `device`, which raises the error, and all other tensors on it
     are intact.
+
+    >>> try:
+    ...     total = (left + right).sum().item()
+    ... except shoal.PeerLostError as error:
+    ...     print(error.peer, "is gone;", error.device, "goes on")
     """
 
     peer: str | None = None
 
 
 class ShareError(ShoalError):
-    """Memory cannot be shared, opened or used in this way; the text says why."""
+    """Memory cannot be shared, opened or used in this way; the text says why.
+
+    >>> try:
+    ...     shoal.share(torch.ones(3))
+    ... except shoal.ShareError as error:
+    ...     print(error)
+    """
 
 
 class ShareRevokedError(ShareError):
@@ -64,19 +81,43 @@ class ProtocolError(ShoalError):
 
 
 class LeaseError(ShoalError):
-    """The pool did not grant a lease, or a device server did not accept it; the text says why."""
+    """The pool cannot be reached or grants no lease, or a device server refuses it; the text says why.
+
+    >>> try:
+    ...     shoal.connect(devices=1000)
+    ... except shoal.LeaseError as error:
+    ...     print(error)
+    """
 
 
 class PoolError(ShoalError):
-    """The pool refused a request or cannot be reached; the text says why."""
+    """The pool refused a request or did not start; the text says why.
+
+    >>> try:
+    ...     pool = shoal.up(devices=["cpu"])
+    ... except shoal.PoolError as error:
+    ...     print(error)
+    """
 
 
 class DeviceSpecError(ShoalError, ValueError):
-    """The declaration of a device is not valid."""
+    """The declaration of a device is not valid.
+
+    >>> try:
+    ...     shoal.up(devices=["cpu,memory=-1GiB"])
+    ... except shoal.DeviceSpecError as error:
+    ...     print(error)
+    """
 
 
 class PoolStartError(PoolError):
-    """A pool, or one of its device servers, did not start."""
+    """A pool, or one of its device servers, did not start.
+
+    >>> try:
+    ...     pool = shoal.up(devices=["cpu"])
+    ... except shoal.PoolStartError as error:
+    ...     print(error)
+    """
 
 
 def describe(error: BaseException) -> str:

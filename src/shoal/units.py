@@ -27,6 +27,18 @@ def parse_bytes(text: str) -> int:
     return int(size_bytes)
 
 
+def typed_bytes(size_bytes: int) -> str:
+    """Write a size as people type it, rounded down to whole MiB.
+
+    >>> typed_bytes(2**30), typed_bytes(56 * 2**20 + 1), typed_bytes(80)
+    ('1GiB', '56MiB', '80')
+    """
+    if size_bytes < _UNITS["mib"]:
+        return str(size_bytes)
+    gib, rest_bytes = divmod(size_bytes, _UNITS["gib"])
+    return f"{gib}GiB" if not rest_bytes else f"{size_bytes // _UNITS['mib']}MiB"
+
+
 def show_bytes(size_bytes: float) -> str:
     """Write a size for people.
 

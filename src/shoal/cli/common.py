@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -12,7 +13,8 @@ from shoal.errors import PoolError
 from shoal.pool.base import limits, paths
 from shoal.pool.base.addresses import LOCAL_PREFIX, NETWORK_PREFIX
 from shoal.pool.client import head_connection
-from shoal.pool.wire import messages
+from shoal.pool.wire import messages, tls
+from shoal.pool.wire.roles import Role
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
@@ -48,15 +50,24 @@ NO_POOL = (
 )
 
 
-def ask(url: str, request: messages.FromClient, answer: type[Answer]) -> Answer:
-    """Return the head's answer. Raise PoolError with what to type if there is none."""
+@contextlib.contextmanager
+def naming_no_pool(url: str) -> Iterator[None]:
+    """Raise NoPool, with what to type, where no head answers on this machine."""
     try:
-        with head_connection.Connection(url, limits.COMMAND_ANSWER_S) as connection:
-            found = connection.ask(request, limits.COMMAND_ANSWER_S)
+        yield
     except head_connection.PoolUnreachable as error:
         if url.startswith(LOCAL_PREFIX):
             raise NoPool(NO_POOL if url == local_url("default") else str(error)) from None
         raise
+
+
+def ask(url: str, request: messages.FromClient, answer: type[Answer]) -> Answer:
+    """Return the head's answer. Raise PoolError with what to type if there is none."""
+    with (
+        naming_no_pool(url),
+        head_connection.Connection(url, limits.COMMAND_ANSWER_S) as connection,
+    ):
+        found = connection.ask(request, limits.COMMAND_ANSWER_S)
     if not isinstance(found, answer):
         raise PoolError(
             f"the head answered {type(found).__name__} to {type(request).__name__}. Does it have "
@@ -66,18 +77,27 @@ def ask(url: str, request: messages.FromClient, answer: type[Answer]) -> Answer:
 
 
 def govern(name: str, request: messages.OwnerRequest, answer: type[Answer]) -> Answer:
-    """Send a request that only the owner of a pool may, on the machine where its head runs."""
+    """Send a request that an admin may: on the head's machine, or as an admin from another."""
     try:
         return ask(local_url(name), request, answer)
     except NoPool:
         joined = head_connection.default_url()
         if joined is None or not joined.startswith(NETWORK_PREFIX):
             raise
+        if joined_as_admin():
+            return ask(joined, request, answer)
         verb = click.get_current_context().info_name
         raise PoolError(
-            f"`shoal {verb}` is for the pool's owner, on the head's machine. This machine is only a "
-            f"client of {joined}, and does not run a pool {name} of its own. Type it there."
+            f"`shoal {verb}` is for the pool's owner, on the head's machine, and for admins. This "
+            f"machine is only a client of {joined}, and does not run a pool {name} of its own. Type "
+            "it there."
         ) from None
+
+
+def joined_as_admin() -> bool:
+    """Return whether this machine joined a pool with the role admin. The head checks it again."""
+    identity = tls.default_identity()
+    return identity is not None and identity.role == Role.ADMIN
 
 
 def print_json(value: Any) -> None:

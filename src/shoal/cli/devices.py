@@ -7,14 +7,7 @@ import time
 import click
 import msgspec
 
-from shoal.cli.common import (
-    ago,
-    ask,
-    json_option,
-    pool_option,
-    pool_url,
-    print_json,
-)  # fmt: skip
+from shoal.cli.common import ago, ask, json_option, pool_option, pool_url, print_json
 from shoal.cli.status import print_devices, read_status
 from shoal.errors import PoolError
 from shoal.pool.base import limits

@@ -16,14 +16,13 @@ import msgspec
 
 import shoal
 import shoal_autoload
+from shoal._constants import TORCH_VERSION
 from shoal.cli.common import ago, json_option, local_url, pool_option, pool_url, print_json
 from shoal.errors import ShoalError, describe
 from shoal.pool.base import addresses, limits, paths
 from shoal.pool.client import head_connection
 from shoal.pool.wire import messages, tls
 from shoal.units import show_bytes
-
-TORCH = "2.13.0"
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -41,7 +40,7 @@ def installation() -> Iterator[Finding]:
     good = sys.version_info >= (3, 11)
     yield Finding("python", "good" if good else "bad", python, "" if good else "Use 3.11 or later")
     yield Finding("shoal", "good", shoal.__version__)
-    for package, wanted in (("torch", TORCH), ("cryptography", "")):
+    for package, wanted in (("torch", TORCH_VERSION), ("cryptography", "")):
         try:
             found = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -51,7 +50,10 @@ def installation() -> Iterator[Finding]:
             continue
         fits = found.split("+")[0] == wanted or not wanted
         yield Finding(
-            package, "good" if fits else "bad", found, "" if fits else f"pip install torch=={TORCH}"
+            package,
+            "good" if fits else "bad",
+            found,
+            "" if fits else f"pip install torch=={TORCH_VERSION}",
         )
     core = importlib.util.find_spec("shoal._core")
     yield Finding(
@@ -121,7 +123,7 @@ def identity() -> Iterator[Finding]:
         return
     try:
         found = tls.Identity.load(path)
-        from shoal.pool.access.identity import expiry_of
+        from shoal.pool.access.certificates import expiry_of
 
         days = (expiry_of(found.certificate) - time.time()) / 86400
     except (ShoalError, ValueError, ImportError) as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from shoal.cli import starting
+from shoal.cli import sandbox, starting
 from shoal.cli.common import json_option, print_json
 from shoal.errors import PoolError
 from shoal.pool.base import limits, log, paths
@@ -30,6 +30,8 @@ from shoal.pool.wire import tls
 )  # fmt: skip
 @starting.data_option
 @starting.profile_option
+@click.option("--tasks/--no-tasks", default=False, show_default=True,
+              help="Run programs of the pool's submitters here, in a sandbox.")  # fmt: skip
 @click.option(
     "--name", default="node", show_default=True, help="Name of its state on this machine."
 )
@@ -43,6 +45,7 @@ def node(
     listen: str | None,
     folders: tuple[str, ...],
     profile: bool,
+    tasks: bool,
     name: str,
     wished: str | None,
     detach: bool,
@@ -77,14 +80,27 @@ def node(
         data=starting.served_data(served), profiles=starting.profiles_file(state, profile),
     )  # fmt: skip
 
+    processes = [starting.supervised("agent", agent_process, options)]
+    if tasks:
+        processes += sandbox.runners(
+            identity.name, identity.url, state, identity=str(identity.path)
+        )
+    runs_tasks = len(processes) > 1
+
     def announce() -> None:
         if as_json:
-            print_json({"node": identity.name, "pool": identity.url, "pid": os.getpid()})
+            print_json(
+                {
+                    "node": identity.name, "pool": identity.url, "pid": os.getpid(),
+                    "tasks": runs_tasks,
+                }
+            )  # fmt: skip
         else:
-            click.echo(f"node {identity.name} serves {identity.url}")
+            also = ", and runs programs of its submitters" if runs_tasks else ""
+            click.echo(f"node {identity.name} serves {identity.url}{also}")
             click.echo(f"`shoal down --name {name}` or Ctrl-C ends it.")
 
-    starting.run([starting.supervised("agent", agent_process, options)], announce, ready_fd)
+    starting.run(processes, announce, ready_fd)
     del lock
 
 

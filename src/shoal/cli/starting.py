@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -49,6 +50,14 @@ def served_data(folders: list[str]) -> ServedData:
     return ServedData(tuple(folders), READER if folders else "")
 
 
+def show_qr(command: str) -> None:
+    """Print the code of a `shoal join` command as a QR code, on a terminal only."""
+    if sys.stdout.isatty():
+        from shoal.people import qr
+
+        click.echo(qr.terminal(command.rpartition(" ")[2]))
+
+
 def profiles_file(state: Path, profile: bool) -> str:
     return str(state / "profiles.json") if profile else ""
 
@@ -77,7 +86,10 @@ def run(
 
 
 def detach(state: Path) -> None:
-    """Run the same command in a process of its own, and print its output until it is ready."""
+    """Run the same command in a process of its own, and print its output until it is ready.
+
+    That process writes to a pipe, so the QR code of a `shoal join` command is printed here.
+    """
     paths.make_directory(state)
     arguments = [a for a in sys.argv[1:] if a not in ("--detach", "-d")]
     log_file = state / "log"
@@ -95,7 +107,10 @@ def detach(state: Path) -> None:
         )
     os.close(write_fd)
     assert child.stdout is not None
-    click.echo(child.stdout.read().decode(), nl=False)
+    for line in child.stdout.read().decode().splitlines():
+        click.echo(line)
+        if found := re.search(r"shoal join \S+$", line):
+            show_qr(found[0])
     if os.read(read_fd, len(process.READY)) != process.READY:
         with open(log_file, "rb") as file:
             file.seek(begin)

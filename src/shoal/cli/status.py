@@ -6,15 +6,7 @@ from collections.abc import Mapping
 
 import click
 
-from shoal.cli.common import (
-    ago,
-    ask,
-    json_option,
-    pool_option,
-    pool_url,
-    print_json,
-    print_table,
-)  # fmt: skip
+from shoal.cli.common import ago, ask, json_option, pool_option, pool_url, print_json, print_table
 from shoal.pool.wire import messages
 from shoal.schedule.model.device_profile import DeviceProfile
 from shoal.units import show_bytes

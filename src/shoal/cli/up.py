@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from pathlib import Path
@@ -10,15 +11,24 @@ from pathlib import Path
 import click
 import msgspec
 
-from shoal.cli import starting
+from shoal.cli import sandbox, starting
 from shoal.cli.common import ask, json_option, local_url, name_option, print_json
 from shoal.errors import PoolError
 from shoal.pool.base import limits, log, paths
-from shoal.pool.base.addresses import address_for_others, is_loopback, own_name, split_address
+from shoal.pool.base.addresses import (
+    NETWORK_PREFIX,
+    address_for_others,
+    is_loopback,
+    join_address,
+    own_name,
+    split_address,
+)
 from shoal.pool.base.folders import named
-from shoal.pool.local import agent_process, head_process, supervisor
+from shoal.pool.local import agent_process, head_process, runner_process, supervisor
 from shoal.pool.wire import messages
+from shoal.tasks.rules import DEFAULT, RULES
 from shoal.units import show_bytes
+from shoal.web import options
 
 
 class Started(msgspec.Struct):
@@ -29,15 +39,24 @@ class Started(msgspec.Struct):
     join: str | None
     devices: list[messages.DeviceInfo]
     pid: int
+    web: str | None = None  # address of the dashboard; `shoal open` signs in
 
 
 @click.command()
 @starting.device_option
 @click.option("--listen", metavar="ADDRESS[:PORT]",
               help=f"Address for other machines. Default port: {limits.PORT}.")  # fmt: skip
+@click.option("--rule", default=DEFAULT, show_default=True, type=click.Choice(list(RULES)),
+              help="Who goes first among requests that wait.")  # fmt: skip
 @click.option("--metrics", metavar="[ADDRESS:]PORT", help="Address of Prometheus metrics (HTTP).")
 @starting.data_option
 @starting.profile_option
+@click.option("--tasks/--no-tasks", "tasks", default=None,
+              help="Tasks on this machine: also programs of the pool's submitters, in a sandbox; or "
+              "none. Default: those of this user.")  # fmt: skip
+@click.option("--web", metavar="ADDRESS[:PORT]", default=f"127.0.0.1:{options.PORT}",
+              help="Address of the dashboard. Beyond loopback: HTTPS, with --listen.")  # fmt: skip
+@click.option("--no-web", is_flag=True, help="Start no dashboard.")
 @name_option
 @starting.detach_option
 @starting.ready_option
@@ -45,9 +64,13 @@ class Started(msgspec.Struct):
 def up(
     devices: tuple[str, ...],
     listen: str | None,
+    rule: str,
     metrics: str | None,
     folders: tuple[str, ...],
     profile: bool,
+    tasks: bool | None,
+    web: str,
+    no_web: bool,
     name: str,
     detach: bool,
     ready_fd: int | None,
@@ -72,7 +95,7 @@ def up(
         return
     lock = supervisor.Lock(state)
     log.set_up("supervisor")
-    head = head_process.Options(pool=name, state=str(state))
+    head = head_process.Options(pool=name, rule=rule, state=str(state))
     agent = agent_process.Options(
         pool_id=paths.local_pool_id(name), node=own_name(), devices=list(devices) or None,
         profiles=starting.profiles_file(state, profile),
@@ -90,8 +113,36 @@ def up(
         starting.supervised("head", head_process, head),
         starting.supervised("agent", agent_process, agent),
     ]
-    starting.run(processes, lambda: _announce(name, head, as_json), ready_fd)
+    if tasks is not False:
+        run = runner_process.Options(f"owner@{agent.node}", local_url(name), str(state / "runner"))
+        processes.append(starting.supervised("runner", runner_process, run))
+    if tasks:
+        processes += _of_others(state, head, agent)
+    address = None
+    if not no_web:
+        site, listener = _web_options(state, head, web)
+        address = options.address_of(site)
+        processes.append(
+            supervisor.Supervised(
+                "web", "shoal.web.process", msgspec.json.encode(site).decode(), (listener.fileno(),)
+            )
+        )
+    starting.run(processes, lambda: _announce(name, head, address, as_json), ready_fd)
     del lock
+
+
+def _of_others(
+    state: Path, head: head_process.Options, agent: agent_process.Options
+) -> list[supervisor.Supervised]:
+    if not head.listen_host:
+        raise PoolError(
+            "--tasks runs programs of others, who cannot join without --listen ADDRESS. Tasks of this "
+            "user run without it"
+        )
+    where = address_for_others(head.listen_host, head.listen_port)
+    host, port = split_address(where)
+    network_url = NETWORK_PREFIX + join_address(host, port)
+    return sandbox.runners(agent.node, local_url(head.pool), state, network_url=network_url)
 
 
 def _set_metrics(head: head_process.Options, metrics: str) -> None:
@@ -101,23 +152,43 @@ def _set_metrics(head: head_process.Options, metrics: str) -> None:
         raise PoolError("metrics for other machines need an identity; add --listen ADDRESS")
 
 
+def _web_options(
+    state: Path, head: head_process.Options, web: str
+) -> tuple[options.Options, socket.socket]:
+    """Return what the web process needs to know, and the socket that it gets."""
+    host, port = split_address(web, options.PORT)
+    site = options.Options(head.pool, host, port)
+    if head.listen_host:
+        site.join_host = address_for_others(head.listen_host, head.listen_port)
+    if not is_loopback(host) and not head.listen_host:
+        raise PoolError("a dashboard for other machines needs an identity; add --listen ADDRESS")
+    by_default = web == f"127.0.0.1:{options.PORT}"  # another pool may have it
+    listener = options.listen(site, any_port=by_default)
+    if not is_loopback(host):
+        from shoal.pool.access.certificates import Authority
+
+        names = [name for name, _ in map(split_address, options.names_of(site))]
+        site.certificate = str(Authority.open(state, head.pool).web_certificate(state, names))
+    return site, listener
+
+
 def _own_identity(state: Path, pool: str, node: str) -> Path:
     """Return the file with the certificate of this machine's own device servers."""
-    from shoal.pool.access.identity import Authority
+    from shoal.pool.access.certificates import Authority
 
     return Authority.open(state, pool).own_identity(state, "node", node, time.time()).path
 
 
-def _announce(name: str, head: head_process.Options, as_json: bool) -> None:
+def _announce(name: str, head: head_process.Options, web: str | None, as_json: bool) -> None:
     """Print how programs use the pool, from this machine and from others."""
     url = local_url(name)
     status = ask(url, messages.AskStatus(), messages.PoolStatus)
     join = None
     if head.listen_host:
-        code = ask(url, messages.MakeCode("client", limits.CODE_TTL_S), messages.Code)
+        code = ask(url, messages.MakeCode("user", limits.CODE_TTL_S), messages.Code)
         join = f"shoal join {code.code}@{address_for_others(head.listen_host, head.listen_port)}"
     if as_json:
-        print_json(Started(name, url, join, status.devices, os.getpid()))
+        print_json(Started(name, url, join, status.devices, os.getpid(), web))
         return
     listed = ", ".join(f"{d.name} ({show_bytes(d.memory_bytes)})" for d in status.devices) or "none"
     click.echo(f"pool {name} is up with: {listed}")
@@ -130,6 +201,9 @@ def _announce(name: str, head: head_process.Options, as_json: bool) -> None:
     else:
         click.echo(f"  on other machines  {join}")
         click.echo("The code is valid once, for ten minutes; `shoal code` prints another.")
+        starting.show_qr(join)
+    if web is not None:
+        click.echo(f"  dashboard          {web}    sign in with: shoal open")
     click.echo("`shoal status` shows the pool; `shoal down` or Ctrl-C ends it.")
 
 

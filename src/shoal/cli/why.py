@@ -1,67 +1,56 @@
-"""`shoal why`: why a task of a simulated pool waits, what would help, and when it will run."""
+"""`shoal why`: why a request waits, what would help, and when it will run; live, or in a simulation."""
 
 from __future__ import annotations
 
-import difflib
 import math
 from pathlib import Path
 
 import click
-import msgspec
 from rich.console import Console
 
-from shoal.cli import workload
-from shoal.cli.common import json_option, print_json
-from shoal.schedule.allocator.explain import Explanation, Reason, explain
+from shoal.cli import why_live
+from shoal.cli.common import json_option, pool_option, pool_url, print_json
+from shoal.cli.simulation import why_simulated, workload
 from shoal.schedule.formats.tables import check_trace, read_trace
-from shoal.schedule.model.entities import Trace
 from shoal.schedule.policies.shoal import Shoal
-from shoal.schedule.simulate.simulator import Simulation, StuckError
+from shoal.schedule.simulate.simulator import Simulation
 
 NEVER = 3  # exit code: as things are, it never runs
-NAMES_SHOWN = 5
-
-
-class Report(msgspec.Struct, kw_only=True):
-    """What `--json` prints. Times are seconds of the trace's clock."""
-
-    task: str
-    state: str  # "waits", "runs", "has ended" or "never runs"
-    arrival_s: float
-    at_s: float  # the moment that was asked about
-    decided_at_s: float | None = None  # start of the round that is explained
-    reasons: list[Reason] = []
-    unblock: list[str] = []
-    starts_at_s: float | None = None  # estimates: if nobody else arrives
-    ends_at_s: float | None = None
-    earliest_end_s: float | None = None  # no schedule ends it sooner
-    gap: float | None = None  # of the time until the estimated end, to that bound
-    decision_gap: float | None = None  # of the round's plan, to the best that there could be
-    started_at_s: float | None = None  # what the simulation goes on to do, with --follow
-    ended_at_s: float | None = None
 
 
 @click.command()
 @click.argument("task")
-@click.option("--trace", required=True, type=click.Path(exists=True, dir_okay=False),
-              help="The tasks, as for `shoal simulate`.")  # fmt: skip
+@click.option(
+    "--if",
+    "what_if",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Answer as if it asked for this: memory=8GiB, devices=1, kind=a100, limit=10m.",
+)
+@pool_option
+@click.option("--trace", type=click.Path(exists=True, dir_okay=False),
+              help="Trace of a simulation whose task to explain, as for `shoal simulate`.")  # fmt: skip
 @click.option("--at", "at_s", type=float, metavar="SECONDS",
-              help="The moment to explain. Default: when the task arrives.")  # fmt: skip
+              help="Moment to explain. Default: when the task arrives.")  # fmt: skip
 @click.option("--policy", "name", default=Shoal.name, show_default=True,
-              help="`shoal simulate --policy list` shows all.")  # fmt: skip
-@click.option("--follow", is_flag=True, help="Go on until the task has ended, and say when it did.")
+              help="Policy of the simulation; `shoal simulate --policy list` lists them.")  # fmt: skip
+@click.option(
+    "--follow", is_flag=True, help="Simulate on until the task ends, and print when it ran."
+)
 @workload.options
 @json_option
 @click.pass_context
 def why(
     context: click.Context,
     task: str,
-    trace: str,
+    what_if: tuple[str, ...],
+    pool: str | None,
+    trace: str | None,
     at_s: float | None,
     name: str,
     follow: bool,
-    throughputs: str,
-    devices: str,
+    throughputs: str | None,
+    devices: str | None,
     round_s: float,
     restart_cost_s: float,
     balance: float,
@@ -69,130 +58,36 @@ def why(
     quotas: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Explain TASK of a trace: why it waits, what would let it run, and when it will.
+    """Explain why TASK waits: all reasons, what would let it run, and when it will.
 
-    TASK is its name; in a trace of Gavel's, its line number will do. Exit code 3 if it can never run.
+    TASK is a task, or a request for a lease that waits. With --trace it is a task of a simulation; in
+    a trace of Gavel's, its line number will do. Exit code 3 if it can never run.
 
     \b
+    shoal why big-7f3 --if memory=8GiB
     shoal why sweep-4 --trace examples/schedule/trace.csv --at 3600 \\
         --throughputs examples/schedule/throughputs.csv --devices a100:2:40GiB,t4:4:16GiB
     """
+    if trace is None:
+        if not why_live.show(pool_url(pool), task, what_if, as_json):
+            context.exit(NEVER)
+        return
     policy = workload.policy(name, balance)
     workload.check_numbers(round_s, restart_cost_s, together_max, balance)
     if at_s is not None and not 0 <= at_s < math.inf:
-        raise workload.BadInput(f"--at {at_s} is no moment; give seconds since the trace began")
+        raise workload.BadInput(f"--at {at_s} must be seconds since the trace began, from 0 on")
     with workload.bad_input():
-        table, pool = workload.load(throughputs, devices, quotas)
+        table, devices_of = workload.load(throughputs, devices, quotas)
         tasks = read_trace(Path(trace))
-        wanted = find(tasks, task)
-        check_trace(tasks, table, pool, may_never_run=True)
-    run = Simulation(pool, table, tasks.tasks, policy, round_s, restart_cost_s, together_max)
+        wanted = why_simulated.find(tasks, task)
+        check_trace(tasks, table, devices_of, may_never_run=True)
+    run = Simulation(devices_of, table, tasks.tasks, policy, round_s, restart_cost_s, together_max)
     number = next(i for i, t in enumerate(run.tasks) if t.name == wanted)
     with Console(stderr=True).status(f"simulating until {wanted} is explained"):
-        report = investigate(run, number, at_s, follow)
+        report = why_simulated.investigate(run, number, at_s, follow)
     if as_json:
         print_json(report)
     else:
-        _print(report)
+        why_simulated.show(report)
     if report.state == "never runs":
         context.exit(NEVER)
-
-
-def find(trace: Trace, wanted: str) -> str:
-    """Return the full name of the task. The ValueError for none lists similar names."""
-    names = [task.name for task in trace.tasks]
-    if wanted in names:
-        return wanted
-    numbered = [name for name in names if name.startswith(f"{wanted}: ")]
-    if len(numbered) == 1:
-        return numbered[0]
-    near = difflib.get_close_matches(wanted, names, NAMES_SHOWN, 0.6)
-    near += [name for name in names if wanted.lower() in name.lower() and name not in near]
-    hint = f"did you mean {_listed(near)}?" if near else f"there are {_listed(names)}"
-    raise ValueError(f"{trace.file}: no task {wanted!r}; {hint}")
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return ", ".join(repr(name) for name in names[:NAMES_SHOWN]) + more
-
-
-def investigate(run: Simulation, number: int, at_s: float | None, follow: bool) -> Report:
-    """Simulate up to the round that decides about the task at `at_s`, and explain it."""
-    task = run.tasks[number]
-    at_s = task.arrival_s if at_s is None else at_s
-    report = Report(task=task.name, state="waits", arrival_s=task.arrival_s, at_s=at_s)
-    explained = False
-    try:
-        while (decided := run.decide()) is not None:
-            view, plan = decided
-            if number in run.active and (not explained or view.now_s <= at_s):
-                _fill(report, explain(view, plan, number), view.now_s, plan.gap)
-                explained = True
-            if report.started_at_s is None and any(number in a.tasks for a in plan.assignments):
-                report.started_at_s = view.now_s
-            run.carry_out(plan)
-            end_s = float(run.result.finishes_s[number])
-            if math.isfinite(end_s):
-                report.ended_at_s = end_s
-                break
-            if explained and run.now_s > at_s and not (follow and report.state != "never runs"):
-                break
-    except StuckError:
-        pass  # nothing else is left: the last explanation says why
-    if report.ended_at_s is not None and report.ended_at_s <= at_s:
-        return Report(
-            task=task.name, state="has ended", arrival_s=task.arrival_s, at_s=at_s,
-            started_at_s=report.started_at_s, ended_at_s=report.ended_at_s,
-        )  # fmt: skip
-    if not follow:
-        report.started_at_s = report.ended_at_s = None
-    return report
-
-
-def _fill(report: Report, found: Explanation, now_s: float, decision_gap: float | None) -> None:
-    report.decided_at_s = now_s
-    report.reasons, report.unblock = found.reasons, found.unblock
-    if found.running:
-        report.state = "runs"
-    else:
-        report.state = "never runs" if found.earliest_end_s is None else "waits"
-    report.starts_at_s = None if found.starts_in_s is None else now_s + found.starts_in_s
-    report.ends_at_s = None if found.ends_in_s is None else now_s + found.ends_in_s
-    report.earliest_end_s = None if found.earliest_end_s is None else now_s + found.earliest_end_s
-    report.gap, report.decision_gap = found.gap, decision_gap
-
-
-def _print(report: Report) -> None:
-    about = f"{report.task} {report.state}"
-    if report.state == "has ended":
-        assert report.started_at_s is not None
-        assert report.ended_at_s is not None
-        click.echo(f"{about}: it ran from {_at(report.started_at_s)} to {_at(report.ended_at_s)}")
-        return
-    if report.at_s < report.arrival_s:
-        click.echo(f"{report.task} arrives at {_at(report.arrival_s)}; this is about that moment")
-    assert report.decided_at_s is not None
-    click.echo(f"{about} in the round that starts at {_at(report.decided_at_s)}")
-    for reason in report.reasons:
-        click.echo(f"  - {reason.text}")
-    if report.unblock:
-        click.echo("what would help:")
-        for remedy in report.unblock:
-            click.echo(f"  - {remedy}")
-    if report.ends_at_s is not None and report.starts_at_s is not None:
-        starts = "" if report.state == "runs" else f"starts about {_at(report.starts_at_s)}, "
-        click.echo(f"estimate: {starts}ends about {_at(report.ends_at_s)}, if nobody else arrives")
-    if report.earliest_end_s is not None:
-        above = "" if report.gap is None else f"; the estimate takes {report.gap:.0%} longer"
-        click.echo(f"bound: no schedule ends it before {_at(report.earliest_end_s)}{above}")
-    if report.decision_gap is not None:
-        click.echo(f"this decision is within {report.decision_gap:.2%} of the best there could be")
-    if report.started_at_s is not None:
-        ended = "" if report.ended_at_s is None else f" and ends at {_at(report.ended_at_s)}"
-        click.echo(f"in the simulation it first runs at {_at(report.started_at_s)}{ended}")
-
-
-def _at(seconds: float) -> str:
-    """Return a time as seconds for `--at` and hours for people."""
-    return f"{seconds:.0f} s ({seconds / 3600:.2f} h)"

@@ -10,14 +10,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from shoal.cli import workload
+from shoal.cli.simulation import workload
 from shoal.schedule.allocator.policy import policies
 from shoal.schedule.formats.tables import check_trace, read_trace, write_trace
+from shoal.schedule.formats.views import read_records
 from shoal.schedule.model.entities import Pool, Trace
 from shoal.schedule.model.throughputs import Throughputs
 from shoal.schedule.simulate.bounds import Bounds, bounds
 from shoal.schedule.simulate.metrics import Figures, figures
 from shoal.schedule.simulate.plots import page
+from shoal.schedule.simulate.replay import day, replay
 from shoal.schedule.simulate.simulator import Result, Simulation, StuckError
 from shoal.schedule.simulate.synthetic import generate
 
@@ -29,20 +31,28 @@ GENERATED_MAX = 10_000_000
 @click.command()
 @click.argument("trace", required=False, type=click.Path(exists=True, dir_okay=False))
 @click.option("--policy", "names", multiple=True, default=["shoal"], show_default=True,
-              help="May be given several times; `list` shows all.")  # fmt: skip
+              help="Policy to run; repeat for several. `list` lists them.")  # fmt: skip
 @workload.options
 @click.option("--generate", "count", type=int, metavar="TASKS",
               help="Make a trace instead of reading one.")  # fmt: skip
-@click.option("--seed", default=0, show_default=True, help="Of --generate.")
-@click.option("--per-hour", default=0.0, help="Arrivals of --generate; 0: all at the start.")
-@click.option("--save-trace", type=click.Path(dir_okay=False), help="Write the trace that is run.")
+@click.option("--seed", default=0, show_default=True, help="Seed of --generate.")
+@click.option(
+    "--per-hour", default=0.0, help="Arrivals per hour of --generate; 0: all at the start."
+)
+@click.option(
+    "--save-trace", type=click.Path(dir_okay=False), help="File for the trace that is run."
+)
+@click.option("--record", "record", type=click.Path(exists=True, dir_okay=False), metavar="FILE",
+              help="Run the recorded rounds of a planner again.")  # fmt: skip
 @click.option("--no-bounds", is_flag=True, help="Skip the lower bounds.")
-@click.option("--html", "html_path", type=click.Path(dir_okay=False), help="Write plots.")
+@click.option(
+    "--html", "html_path", type=click.Path(dir_okay=False), help="File for plots, one page."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print figures as JSON.")
 def simulate(
     trace: str | None,
-    throughputs: str,
-    devices: str,
+    throughputs: str | None,
+    devices: str | None,
     names: tuple[str, ...],
     round_s: float,
     restart_cost_s: float,
@@ -53,13 +63,14 @@ def simulate(
     seed: int,
     per_hour: float,
     save_trace: str | None,
+    record: str | None,
     no_bounds: bool,
     html_path: str | None,
     as_json: bool,
 ) -> None:
     """Simulate TRACE on a pool and print what a policy makes of it.
 
-    TRACE and the table are in Shoal's CSV formats or in Gavel's; which one is seen from the file.
+    TRACE and the table are in Shoal's CSV formats or in Gavel's; Shoal recognizes each.
 
     \b
     shoal simulate examples/schedule/trace.csv \\
@@ -72,8 +83,11 @@ def simulate(
     chosen = [workload.policy(name, balance) for name in names]
     workload.check_numbers(round_s, restart_cost_s, together_max, balance)
     with workload.bad_input():
-        table, pool = workload.load(throughputs, devices, quotas)
-        tasks = _tasks(trace, table, pool, count, seed, per_hour)
+        if record is not None:
+            table, pool, tasks = _recorded(Path(record), trace, count)
+        else:
+            table, pool = workload.load(throughputs, devices, quotas)
+            tasks = _tasks(trace, table, pool, count, seed, per_hour)
         check_trace(tasks, table, pool)
     if save_trace is not None:
         write_trace(Path(save_trace), tasks.tasks)
@@ -97,6 +111,21 @@ def simulate(
         click.echo(msgspec.json.encode(found[0] if len(found) == 1 else found).decode())
     else:
         _print([f for f, _ in runs], known, html_path)
+
+
+def _recorded(path: Path, trace: str | None, count: int | None) -> tuple[Throughputs, Pool, Trace]:
+    """Ask a recorded day's questions again, and return the day as a workload."""
+    if trace is not None or count is not None:
+        raise click.UsageError("--record is a trace of its own; leave TRACE and --generate out")
+    records = list(read_records(path))
+    pool, table, tasks = day(records)
+    found = replay(records)
+    click.echo(
+        f"{found.rounds} rounds; the planner decided {found.by_planner}, and decides "
+        f"{found.equal} of them alike now",
+        err=True,
+    )
+    return table, pool, Trace(tasks, str(path), list(range(1, len(tasks) + 1)))
 
 
 def _tasks(

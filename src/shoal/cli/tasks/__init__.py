@@ -1,0 +1,1 @@
+"""Verbs about tasks: submit, run, queue, logs and the runner."""

@@ -1,0 +1,1 @@
+"""The HTTP API and the dashboard: a process without rights of its own."""
