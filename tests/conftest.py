@@ -14,6 +14,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.pop("SHOAL_POOL", None)
 os.environ.pop("SHOAL_BLOCKING", None)
 
+# Before Shoal, too: with DEVICE=standin:MODE the devices of all pools are the stand-in's.
+from tests.standin.plugin import STANDIN
+
+# isort: split
 from collections.abc import Iterator
 
 import pytest
@@ -49,3 +53,8 @@ def device(shared_lease: SharedLease) -> Iterator[torch.device]:
         torch.shoal.synchronize()
     except shoal.DeviceLostError:
         pytest.fail("the test lost its device")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if STANDIN is not None:
+        config.pluginmanager.register(STANDIN)

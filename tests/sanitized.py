@@ -18,12 +18,12 @@ ROOT = Path(__file__).resolve().parent.parent
 SKIPPED = "not conformance and not fill_the_machines_memory and not is_not_hoarded"
 #: Both ends of the data connections: lanes, hostile clients, hostile workers.
 NETWORK = [
-    "tests/pool/test_remote.py",
+    "tests/pool/network/test_remote.py",
     "tests/fault/test_data_connections.py",
     "tests/fault/test_hostile_workers.py",
 ]
 #: Copies between devices that are made when they are needed, and devices that die meanwhile.
-MEMORY = ["tests/pool/test_owed_copies.py", "tests/fault/test_memory_faults.py"]
+MEMORY = ["tests/pool/memory/test_lazy_copies.py", "tests/fault/test_memory_faults.py"]
 DEVICE = ["tests/device", "tests/fault/test_hostile.py"]
 DEFAULT = [*DEVICE, *NETWORK, *MEMORY, "-m", "not slow", "-k", SKIPPED]
 

@@ -6,6 +6,10 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: one thread on each side, same sums
 
+# Before Shoal: DEVICE=standin:late python -m tests.conformance runs it on the stand-in.
+from tests.standin.plugin import STANDIN
+
+# isort: split
 import json
 import sys
 from pathlib import Path
@@ -67,12 +71,14 @@ def main(only: str, dtype: str, json_path: Path | None, page: Path | None) -> No
             print(f"{kind}: {rate} pass wholly")
     if json_path is not None:
         json_path.write_text(json.dumps(report.as_json(results), indent=1) + "\n")
-    if page is None and not only and not dtype:
+    if page is None and not only and not dtype and STANDIN is None:
         page = PAGE  # a part must not replace the page of the whole
     if page is not None:
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(report.markdown(results))
         print(f"written: {page}")
+    if STANDIN is not None:
+        print(f"standin: {STANDIN.counts()}")
     operators = report.subjects(results, "operators")
     sys.exit(operators.total > 0 and operators.passed < LEAST_OPERATORS * operators.total)
 

@@ -1,4 +1,4 @@
-"""Recordings: what one device was told, told to another."""
+"""Captures: what one device was told, told to another."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ def sent(device: torch.device) -> int:
     return int(torch.shoal.traffic(device.index)["messages"])
 
 
-def test_a_recording_is_repeated_with_other_values(
+def test_a_capture_is_replayed_with_other_values(
     two: tuple[torch.device, torch.device],
 ) -> None:
     x, y = (torch.arange(6.0, device=d).view(2, 3) + 10 * d.index for d in two)
-    recording = _core.Recording(1)
+    capture = _core.Capture(1)
     made = (x @ x.t()).relu().sum(0)
     view = made[1:]
     x.mul_(2)
-    recording.stop()
-    again = _core.Repeat(recording, 2, ours=[x], theirs=[y], wanted=[made])
+    capture.stop()
+    again = _core.Replay(capture, 2, ours=[x], theirs=[y], wanted=[made])
     expected = (y @ y.t()).relu().sum(0).cpu()
     doubled = (2 * y).cpu()
-    again.until(recording.mark())
-    repeated = again.tensor(made)
-    assert repeated.device == two[1]
-    assert torch.equal(repeated.cpu(), expected)
+    again.until(capture.mark())
+    replayed = again.tensor(made)
+    assert replayed.device == two[1]
+    assert torch.equal(replayed.cpu(), expected)
     assert torch.equal(y.cpu(), doubled)
     assert torch.equal(again.tensor(view).cpu(), expected[1:])
-    assert again.tensor(view).untyped_storage().data_ptr() == repeated.data_ptr()
+    assert again.tensor(view).untyped_storage().data_ptr() == replayed.data_ptr()
 
 
 def test_what_was_freed_or_not_asked_for_is_freed(two: tuple[torch.device, torch.device]) -> None:
     x, y = (torch.ones(1000, device=d) for d in two)
-    recording = _core.Recording(1)
+    capture = _core.Capture(1)
     kept = (x + 1).sin()
     other = kept + 1
-    recording.stop()
+    capture.stop()
     before = torch.shoal.memory_allocated(2)
-    again = _core.Repeat(recording, 2, ours=[x], theirs=[y], wanted=[kept, other])
-    again.until(recording.mark())
-    repeated = again.tensor(kept)
+    again = _core.Replay(capture, 2, ours=[x], theirs=[y], wanted=[kept, other])
+    again.until(capture.mark())
+    replayed = again.tensor(kept)
     del again
-    assert torch.shoal.memory_allocated(2) - before == repeated.nbytes
-    del repeated, other
+    assert torch.shoal.memory_allocated(2) - before == replayed.nbytes
+    del replayed, other
     assert torch.shoal.memory_allocated(2) == before
 
 
@@ -64,9 +64,9 @@ def test_nothing_is_told_to_the_other_device_before_it_is_known_to_be_possible(
     two: tuple[torch.device, torch.device],
 ) -> None:
     x, y = (torch.ones(4, device=d) for d in two)
-    recording = _core.Recording(1)
+    capture = _core.Capture(1)
     made = x + 1
-    recording.stop()
+    capture.stop()
     before = sent(two[1])
     for ours, theirs, wanted, why in (
         ([], [], [made], "neither a weight nor of the batch"),
@@ -79,10 +79,10 @@ def test_nothing_is_told_to_the_other_device_before_it_is_known_to_be_possible(
     ):
         known = sent(two[1])
         with pytest.raises(ValueError, match=why):
-            _core.Repeat(recording, 2, ours=ours, theirs=theirs, wanted=wanted)
+            _core.Replay(capture, 2, ours=ours, theirs=theirs, wanted=wanted)
         assert sent(two[1]) == known
     with pytest.raises(ValueError, match="one lease"):
-        _core.Repeat(recording, 0, ours=[x], theirs=[y], wanted=[made])
+        _core.Replay(capture, 0, ours=[x], theirs=[y], wanted=[made])
     assert before <= sent(two[1])
 
 
@@ -97,32 +97,32 @@ def test_nothing_is_told_to_the_other_device_before_it_is_known_to_be_possible(
         (lambda x: torch.accelerator.synchronize(x.device), "message"),
     ],
 )
-def test_what_depends_on_values_ends_a_recording(
+def test_what_depends_on_values_ends_a_capture(
     two: tuple[torch.device, torch.device], what: object, why: str
 ) -> None:
     x = torch.ones(4, device=two[0])
-    recording = _core.Recording(1)
+    capture = _core.Capture(1)
     assert callable(what)
     result = what(x)
-    recording.stop()
-    assert why in recording.failure
+    capture.stop()
+    assert why in capture.failure
     with pytest.raises(ValueError, match=why):
-        _core.Repeat(recording, 2, ours=[], theirs=[], wanted=[])
+        _core.Replay(capture, 2, ours=[], theirs=[], wanted=[])
     del result
 
 
-def test_one_thread_records_at_a_time_and_pauses(two: tuple[torch.device, torch.device]) -> None:
+def test_one_thread_captures_at_a_time_and_pauses(two: tuple[torch.device, torch.device]) -> None:
     x, y = (torch.ones(4, device=d) for d in two)
-    recording = _core.Recording(1)
-    assert _core.Recording(1).failure
-    _core.Recording.pause()
+    capture = _core.Capture(1)
+    assert _core.Capture(1).failure
+    _core.Capture.pause()
     assert x.sum().item() == 4
-    _core.Recording.resume()
+    _core.Capture.resume()
     made = x * 3
-    recording.stop()
-    assert recording.failure == ""
-    again = _core.Repeat(recording, 2, ours=[x], theirs=[y], wanted=[made])
-    again.until(recording.mark())
+    capture.stop()
+    assert capture.failure == ""
+    again = _core.Replay(capture, 2, ours=[x], theirs=[y], wanted=[made])
+    again.until(capture.mark())
     assert again.tensor(made).tolist() == [3.0] * 4
 
 
@@ -142,15 +142,15 @@ def test_other_threads_make_and_free_tensors_meanwhile(
     other.start()
     try:
         for _ in range(30):
-            recording = _core.Recording(1)
+            capture = _core.Capture(1)
             made = x
             for _ in range(20):
                 made = (made * 0.5 + 1).sin()
-                recording.mark()
-            recording.stop()
-            assert recording.failure == ""
-            again = _core.Repeat(recording, 2, ours=[x], theirs=[y], wanted=[made])
-            again.until(recording.mark())
+                capture.mark()
+            capture.stop()
+            assert capture.failure == ""
+            again = _core.Replay(capture, 2, ours=[x], theirs=[y], wanted=[made])
+            again.until(capture.mark())
             expected = y
             for _ in range(20):
                 expected = (expected * 0.5 + 1).sin()

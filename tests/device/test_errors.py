@@ -227,6 +227,30 @@ def test_out_of_memory_names_the_sizes(small: str) -> None:
     assert kept.sum().item() == 2 * MiB
 
 
+@pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_FSIZE"])
+def test_a_limit_of_the_shell_names_what_to_type(limit: str) -> None:
+    """`ulimit -v` and `ulimit -f`, which the machines of a university may set."""
+    out = programs.succeed(
+        f"""
+        import os, resource, torch, shoal
+        with shoal.up(["cpu,memory=64MiB,threads=1"]) as pool:
+            pages = int(open("/proc/self/statm").read().split()[0])
+            few = pages * os.sysconf("SC_PAGESIZE") + (128 << 20)
+            resource.setrlimit(resource.{limit}, (few, -1))
+            try:
+                shoal.connect(pool.url)
+            except shoal.LeaseError as error:
+                print(error)
+            resource.setrlimit(resource.{limit}, (-1, -1))
+            shoal.connect(pool.url)
+            print(torch.ones(3, device="shoal").sum().item())
+        """
+    )
+    reason, total = out.splitlines()
+    assert "ulimit -v unlimited; ulimit -f unlimited" in reason
+    assert total == "3.0"
+
+
 def test_freed_memory_can_be_used_again(small: str) -> None:
     for _ in range(20):
         block = torch.ones(12 * MiB, device=small)  # 48 of 64 MiB: there is room for one

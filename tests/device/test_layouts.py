@@ -8,7 +8,8 @@ import struct
 import pytest
 
 from shoal import _core
-from shoal.pool.node import share_server
+from shoal.pool.base import limits
+from shoal.pool.node.shares import share_server
 from shoal.pool.wire import session_messages
 from tests.support import data_client, raw_client
 from tests.support.raw_client import Kind
@@ -20,7 +21,7 @@ FRAMES = {
     "end": (0x103, "there"),
     "wait": (0x104, "unused"),
     "moment": (0x105, "event ns waited_ns"),
-    "piece": (0x101, "bytes"),
+    "chunk": (0x101, "bytes"),
 }
 
 
@@ -64,17 +65,17 @@ def test_a_header_counts_its_words() -> None:
 
 
 def test_processes_without_torch_state_what_the_core_states() -> None:
-    # The agent does not load the core.
-    assert session_messages.DATA_MAGIC == _core.DATA_MAGIC
-    assert share_server.CONTROL_BYTES == _core.SHARE_CONTROL_BYTES
+    # The agent does not load the core, but a module of its constants.
+    assert session_messages.DATA_MAGIC == b"SHOALDAT"
+    assert (limits.SESSIONS_MAX, limits.DEVICES_PER_LEASE_MAX) == (2047, 32)
+    assert share_server.CONTROL_BYTES == mmap.PAGESIZE
     page = share_server.ControlPage()
     try:
         page.publish(7)
         page.revoke()
         with mmap.mmap(page.fd, share_server.CONTROL_BYTES, prot=mmap.PROT_READ) as seen:
             words = struct.unpack_from("=2Q", seen)
-        assert words[_core.SHARE_HOLDER_WORD] == 7
-        assert words[_core.SHARE_REVOKED_WORD] == 1
+        assert words == (1, 7)  # revoked, holder
     finally:
         page.close()
 

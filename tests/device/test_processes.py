@@ -208,3 +208,16 @@ def test_registering_twice_is_harmless() -> None:
         warnings.simplefilter("error")
         shoal_autoload.autoload()
     assert torch.ones(1, device="shoal").item() == 1
+
+
+def test_an_exit_handler_reads_the_device() -> None:
+    """A program registers it at its top, and uses the device for the first time later."""
+    out = programs.succeed(
+        """
+        import atexit, torch
+        kept = []
+        atexit.register(lambda: print("at the end:", kept[0].sum().item()))
+        kept.append(torch.ones(3, device="shoal"))
+        """
+    )
+    assert out == "at the end: 3.0\n"

@@ -260,6 +260,11 @@ def test_device_properties_and_names() -> None:
         assert torch.empty(1, device="shoal").device.index == 0
 
 
+def test_completion_offers_the_public_names_only() -> None:
+    assert dir(torch.shoal) == sorted(torch.shoal.__all__)
+    assert all(hasattr(torch.shoal, name) for name in torch.shoal.__all__)
+
+
 def test_methods_that_torch_gives_to_backends() -> None:
     x = X.to("shoal")
     assert x.is_shoal

@@ -77,7 +77,7 @@ def test_five_commands(terminals: tuple[Terminal, Terminal]) -> None:
     finally:
         up.terminate()
         up.communicate(timeout=20)
-    wait_until(lambda: not any(map(processes.alive, pids)), 5, "nothing is left")
+    wait_until(lambda: not any(map(processes.alive, pids)), 30, "nothing is left")
     commands = ["pip install shoal"] * 2 + server.typed[:1] + desk.typed[:2]
     assert len(commands) == 5
     assert all(len(c.replace(str(PROGRAM), "train.py")) < LINE_MAX for c in commands), commands

@@ -640,6 +640,15 @@ KNOWN_DIFFERENCES: dict[str, tuple[str, str]] = {
         "import torch; torch.ones(2, device='mps')",
         "the error's text lists the kernels of all backends, ours among them",
     ),
+    "Adam(capturable=True) on the CPU": (
+        """
+        import torch
+        p = torch.nn.Parameter(torch.ones(2))
+        p.grad = torch.ones(2)
+        torch.optim.Adam([p], capturable=True).step()
+        """,
+        "the error's text lists the devices that capture, and the named backend is one",
+    ),
     "torch.empty(3, pin_memory=True)": (
         "import torch; torch.empty(3, pin_memory=True)",
         "the same error as pin_memory(), because C++ asks one hook for both",
@@ -655,6 +664,7 @@ KNOWN_DIFFERENCES: dict[str, tuple[str, str]] = {
 
 #: Those that raise the same exception in both cases.
 ONLY_THE_TEXT = (
+    "Adam(capturable=True) on the CPU",
     "torch.ones(2, device='mps')",
     "torch.empty(3, pin_memory=True)",
     "torch.accelerator.Graph()",

@@ -127,6 +127,24 @@ def test_safetensors_loads_to_the_device() -> None:
     assert answer == [["shoal:0", values]] * 3 + [["cpu", values], True]
 
 
+def test_a_name_that_was_bound_to_load_file_before_works_too() -> None:
+    answer = _answer(
+        """
+        import json, os, tempfile, torch
+        from safetensors.torch import load_file, save_file
+        path = os.path.join(tempfile.gettempdir(), f"bound-{os.getpid()}.safetensors")
+        try:
+            x = torch.arange(3.0, device="shoal")
+            save_file({"x": x}, path)
+            loaded = load_file(path, device="shoal")
+        finally:
+            os.unlink(path)
+        print(json.dumps([str(loaded["x"].device), loaded["x"].tolist()]))
+        """
+    )
+    assert answer == ["shoal:0", [0.0, 1.0, 2.0]]
+
+
 # --- other processes --------------------------------
 
 

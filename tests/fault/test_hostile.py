@@ -67,7 +67,7 @@ def raw(pool: shoal.Pool, bystander: Bystander) -> Iterator[RawClient]:
     with RawClient(pool.url) as client:
         yield client
     bystander.check()
-    wait_until(lambda: not processes.alive(client.worker_pid), 2, "the session's worker is gone")
+    wait_until(lambda: not processes.alive(client.worker_pid), 8, "the session's worker is gone")
     with RawClient(pool.url) as again:
         assert again.outcome(message(Kind.SYNC)) == (Error.NONE, "")
 
@@ -319,13 +319,13 @@ def test_templates_cannot_fill_the_machines_memory(raw: RawClient) -> None:
 )
 def test_a_broken_frame_ends_only_its_own_session(raw: RawClient, first: int) -> None:
     raw.send([first, 0, 0, 0])
-    wait_until(raw.ended, 5, "the worker gave up the stream")
+    wait_until(raw.ended, 30, "the worker gave up the stream")
 
 
 @pytest.mark.parametrize("tail", [3, 2 * RING_BYTES, MASK, MASK - 7])
 def test_a_tail_out_of_range(raw: RawClient, tail: int) -> None:
     raw.requests.put(0, tail)
-    wait_until(raw.ended, 5, "the worker gave up the stream")
+    wait_until(raw.ended, 30, "the worker gave up the stream")
 
 
 def test_a_client_that_never_reads_its_replies(raw: RawClient) -> None:
@@ -445,7 +445,7 @@ def test_random_bytes_in_the_ring(raw: RawClient) -> None:
     dice = random.Random(7)
     raw.requests.map[256 : 256 + RING_BYTES] = dice.randbytes(RING_BYTES)
     raw.requests.put(0, RING_BYTES // 2)
-    wait_until(raw.ended, 10, "the worker gave up the stream")
+    wait_until(raw.ended, 30, "the worker gave up the stream")
 
 
 BREAKS_ITS_STREAM = """

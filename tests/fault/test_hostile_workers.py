@@ -19,16 +19,17 @@ from hypothesis import strategies as st
 
 import shoal
 from shoal import _core
-from shoal.pool.access.identity import Authority
+from shoal.pool.access.certificates import Authority
 from shoal.pool.wire import tls
 from tests.support import processes
 from tests.support.data_client import ANSWER, KIND, message
 from tests.support.waiting import wait_until
 
 PROGRESS, DATA, GOODBYE, SYNC = 0x100, 0x101, 0x102, 20
+RUNTIME_ERROR = 1  # in the flags of a reply
 SECRET = bytes(range(32))
 MiB = 2**20
-PIECE_BYTES = 2**18
+CHUNK_BYTES = 2**18
 RING_CONTROL_BYTES = 256  # in front of a ring's messages; its first word is the tail
 
 
@@ -101,12 +102,12 @@ class FakeWorker:
         with contextlib.suppress(OSError):
             self.connections[2].sendall(what)
 
-    def announce_piece(self) -> None:
-        """The client asks for a piece, and hears that lane 1 has its bytes, which do not come."""
-        self.memory = ctypes.create_string_buffer(PIECE_BYTES)
-        asked = message(KIND["copy_out"], 1 << 52, PIECE_BYTES, ctypes.addressof(self.memory))
-        requests, _replies, progress, _places = self.link.fds()
-        for fd in (_replies, _places):
+    def announce_chunk(self) -> None:
+        """The client asks for a chunk, and hears that lane 1 has its bytes, which do not come."""
+        self.memory = ctypes.create_string_buffer(CHUNK_BYTES)
+        asked = message(KIND["copy_out"], 1 << 52, CHUNK_BYTES, ctypes.addressof(self.memory))
+        requests, _replies, progress, _locations = self.link.fds()
+        for fd in (_replies, _locations):
             os.close(fd)
         with open(requests, "r+b") as file, mmap.mmap(file.fileno(), 0) as ring:
             ring[RING_CONTROL_BYTES : RING_CONTROL_BYTES + len(asked)] = asked
@@ -114,7 +115,7 @@ class FakeWorker:
         self.progress = mmap.mmap(progress, 0)
         os.close(progress)
         assert self.connections[1].recv(len(asked))[:16] == asked[:16]
-        self.say(frame(DATA, PIECE_BYTES, 1))
+        self.say(frame(DATA, CHUNK_BYTES, 1))
 
     def completed(self) -> int:
         """The last message that the client holds to be done."""
@@ -189,30 +190,30 @@ def test_any_bytes_of_a_worker(identities: tuple[tls.Identity, tls.Identity]) ->
             for part in parts:
                 worker.say(part)
             worker.connections[2].close()
-            wait_until(lambda: worker.link.failure() != "", 5, "the end is noticed")
+            wait_until(lambda: worker.link.failure() != "", 30, "the end is noticed")
 
     check()
 
 
-def test_progress_that_waits_for_a_slow_piece_is_not_hoarded(
+def test_progress_that_waits_for_a_slow_chunk_is_not_hoarded(
     identities: tuple[tls.Identity, tls.Identity],
 ) -> None:
     """Only the latest counts, so half a million cost no more than one, which is not lost."""
     with fake(identities, lanes=1) as worker:
-        worker.announce_piece()
+        worker.announce_chunk()
         before = processes.resident_bytes(os.getpid())
         frames, batch = 2**19, 512
         for first in range(1, frames, batch):
             worker.say(b"".join(frame(PROGRESS, n, 0, n) for n in range(first, first + batch)))
             worker.lanes[1].sendall(b"\x07")  # it drips: the lane is not silent
-        heartbeat = slice(64, 72)  # of the progress page; it waits for no piece
+        heartbeat = slice(64, 72)  # of the progress page; it waits for no chunk
         last = frames.to_bytes(8, "little")
         wait_until(lambda: worker.progress[heartbeat] == last, 30, "all frames were read")
-        assert worker.completed() == 0  # the piece is not there
+        assert worker.completed() == 0  # the chunk is not there
         assert processes.resident_bytes(os.getpid()) - before < 16 * MiB
-        worker.lanes[1].sendall(b"\x07" * (PIECE_BYTES - frames // batch))
-        wait_until(lambda: worker.completed() == frames, 5, "the piece is there")
-        assert worker.memory.raw == b"\x07" * PIECE_BYTES
+        worker.lanes[1].sendall(b"\x07" * (CHUNK_BYTES - frames // batch))
+        wait_until(lambda: worker.completed() == frames, 30, "the chunk is there")
+        assert worker.memory.raw == b"\x07" * CHUNK_BYTES
         assert worker.link.failure() == ""
 
 
@@ -221,10 +222,9 @@ def flood(connection: ssl.SSLSocket, what: bytes, times: int) -> None:
         connection.send(what)
 
 
-def test_replies_that_nobody_asked_for_end_the_session(
-    identities: tuple[tls.Identity, tls.Identity],
-) -> None:
-    """Those for other threads are kept for them, but not without end."""
+@contextlib.contextmanager
+def attached(identities: tuple[tls.Identity, tls.Identity]) -> Iterator[FakeWorker]:
+    """A lease of this program whose only device is the worker."""
     here, there = socket.socketpair()
     with fake(identities) as worker, there:
         member = _core.MemberOptions(
@@ -239,19 +239,39 @@ def test_replies_that_nobody_asked_for_end_the_session(
         )
         _core.attach(7, [member])
         try:
-            worker.say(b"".join(frame(SYNC, number) for number in range(1000, 6000)))
-            with pytest.raises(shoal.DeviceLostError, match="nobody asked for"):
-                _core.synchronize(0)
+            yield worker
         finally:
             _core.detach()
 
 
-def test_replies_that_wait_for_a_slow_piece_stop_their_sender(
+def test_replies_that_nobody_asked_for_end_the_session(
+    identities: tuple[tls.Identity, tls.Identity],
+) -> None:
+    """Those for other threads are kept for them, but not without end."""
+    with attached(identities) as worker:
+        worker.say(b"".join(frame(SYNC, number) for number in range(1000, 6000)))
+        with pytest.raises(shoal.DeviceLostError, match="nobody asked for"):
+            _core.synchronize(0)
+
+
+@pytest.mark.parametrize("payload", [(), (1, 0), (1, 0, 2**40, 0), (1, 0, 8, 0), (1, 0, 0, 0, 0)])
+def test_a_malformed_error_ends_the_device(
+    identities: tuple[tls.Identity, tls.Identity], payload: tuple[int, ...]
+) -> None:
+    with attached(identities) as worker:
+        error = SYNC | RUNTIME_ERROR << 16
+        worker.say(b"".join(frame(error, number, *payload) for number in range(1, 9)))
+        with pytest.raises(shoal.DeviceLostError, match="a malformed reply") as lost:
+            _core.synchronize(0)
+        assert lost.value.device == "far"
+
+
+def test_replies_that_wait_for_a_slow_chunk_stop_their_sender(
     identities: tuple[tls.Identity, tls.Identity],
 ) -> None:
     """However small they are. The link can still be closed."""
     with fake(identities, lanes=1) as worker:
-        worker.announce_piece()
+        worker.announce_chunk()
         down = worker.connections[2]
         down.settimeout(1)
         replies = frame(SYNC, 1) * 512

@@ -110,8 +110,8 @@ def test_nothing_is_left_on_disk_after_a_kill(
     assert client.stdout.readline() == "True\n"
     children = processes.children(client.pid)
     client.kill()
-    client.wait(10)
-    wait_until(lambda: not any(map(processes.alive, children)), 5, "the pool is gone")
+    client.wait(60)
+    wait_until(lambda: not any(map(processes.alive, children)), 30, "the pool is gone")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -133,7 +133,7 @@ def test_nothing_is_left_after_everything_is_killed_at_once(tmp_path: Path) -> N
         """
         import shoal, torch
         with shoal.up(["cpu,memory=8MiB,host=4MiB,disk=64MiB,threads=1"] * 2) as pool:
-            shoal.connect(pool.url, devices=2)
+            shoal.connect(pool.url, devices=2, memory="100%")
             x = [torch.full((2**20,), float(i), device="shoal") for i in range(10)]
             pinned = torch.ones(2**20).pin_memory()
             handle = shoal.share(x[-1])
@@ -149,8 +149,8 @@ def test_nothing_is_left_after_everything_is_killed_at_once(tmp_path: Path) -> N
     assert len(everything) >= 6  # the program, head, two device servers, two workers
     for pid in everything:
         os.kill(pid, signal.SIGKILL)
-    client.wait(10)
-    wait_until(lambda: not any(map(processes.alive, everything)), 5, "all are gone")
+    client.wait(60)
+    wait_until(lambda: not any(map(processes.alive, everything)), 30, "all are gone")
     assert list(tmp_path.iterdir()) == []
     assert processes.shared_memory_files() <= before
 
@@ -198,7 +198,7 @@ def test_a_device_lost_beside_another_loses_only_its_own() -> None:
         there = torch.ones(MiB, device="shoal:2")
         here.sum().item()
         os.kill(lease.worker_pids[1], signal.SIGKILL)
-        wait_until(lambda: not processes.alive(lease.worker_pids[1]), 5, "the worker is gone")
+        wait_until(lambda: not processes.alive(lease.worker_pids[1]), 30, "the worker is gone")
         there.add_(1)  # it will never be done
         with pytest.raises(shoal.DeviceLostError, match="lost"):
             there.to("shoal:1").sum().item()
@@ -274,7 +274,7 @@ def test_a_device_killed_in_the_middle_of_a_copy_is_named() -> None:
             reader = threading.Thread(target=read)
             reader.start()
             os.kill(lease.worker_pids[1], signal.SIGKILL)
-            wait_until(lambda: not reader.is_alive(), 5, "the reader has given up")
+            wait_until(lambda: not reader.is_alive(), 30, "the reader has given up")
             with pytest.raises(shoal.PeerLostError, match="its worker process ended"):
                 raise raised[0]
             assert [t.sum().item() / MiB for t in kept] == [0.0, 1.0, 2.0, 3.0]
@@ -380,7 +380,7 @@ def test_a_copy_of_what_could_not_be_made_is_never_read(two: shoal.Lease, name: 
     wrong = torch.ones(MiB, device="shoal:2").index_select(0, torch.full((MiB,), MiB).to("shoal:2"))
     COPIES[name](here, wrong)
     for _ in range(3):
-        with pytest.raises((IndexError, RuntimeError), match=r"out of range|could not be made"):
+        with pytest.raises((IndexError, RuntimeError), match=r"out of range|failed to compute"):
             here.sum().item()
 
 

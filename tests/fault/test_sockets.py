@@ -131,7 +131,7 @@ def test_tokens_are_good_for_one_session(pool: shoal.Pool) -> None:
     with head:
         for wrong in ("", "nonsense", token + "x", token[:-1]):
             assert "not known" in refused(pool, wrong)
-    wait_until(lambda: pool.devices[0].sessions == 0, 5, "the lease has ended")
+    wait_until(lambda: pool.devices[0].sessions == 0, 30, "the lease has ended")
     assert "not known" in refused(pool, token)  # the lease is over, and its token with it
 
 
@@ -164,7 +164,7 @@ def test_descriptors_do_not_pile_up(pool: shoal.Pool) -> None:
         with connect(pool, "device-0") as connection:
             socket.send_fds(connection, [b"\x01\x00\x00\x00\xc1"], [0] * 5)
             answer(connection)
-    wait_until(lambda: count() <= before, 5, "the server's descriptors are closed")
+    wait_until(lambda: count() <= before, 30, "the server's descriptors are closed")
 
 
 def test_versions_that_differ_are_refused_with_both(pool: shoal.Pool) -> None:
@@ -197,4 +197,4 @@ def test_many_sessions_come_and_go(pool: shoal.Pool) -> None:
     for _ in range(15):
         with RawClient(pool.url) as client:
             assert processes.alive(client.worker_pid)
-    wait_until(lambda: pool.devices[0].sessions == 0, 5, "all sessions are over")
+    wait_until(lambda: pool.devices[0].sessions == 0, 30, "all sessions are over")

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import shoal
+from shoal.pool.access import codes
 from shoal.pool.head.store import Store
 from shoal.pool.wire import messages
 from tests.support import disks
@@ -45,10 +46,11 @@ def fill(directory: Path) -> Path:
     return filler
 
 
-def add_devices(store: Store) -> None:
+def add_codes(store: Store) -> None:
     """More than fit the room that a journal may have left."""
     for number in range(1000):
-        store.device_number("node", f"device-{number}")
+        code = codes.IssuedCode(f"code-{number}", bytes(32), "user", 9e9, codes.Quota())
+        store.flush(store.add_code(code, "owner", 0.0))
 
 
 def test_revoke_on_a_full_disk(pool: StandingPool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +65,7 @@ def test_revoke_on_a_full_disk(pool: StandingPool, monkeypatch: pytest.MonkeyPat
         assert "carl is revoked; 1 lease(s) ended" in done.out
         assert "not on the disk yet" in done.out
         with pytest.raises(shoal.DeviceLostError, match="carl was revoked by the pool's owner"):
-            wait_until(lambda: x.sum().item() != 3, 5, "the session is over")
+            wait_until(lambda: x.sum().item() != 3, 30, "the session is over")
         assert lease.end_reason == "carl was revoked by the pool's owner"
     with pytest.raises(shoal.LeaseError, match="carl was revoked by the pool's owner"):
         shoal.connect(pool.network_url)
@@ -76,7 +78,7 @@ def test_revoke_on_a_full_disk(pool: StandingPool, monkeypatch: pytest.MonkeyPat
     assert "full" in found["state"]["text"]
 
     filler.unlink()
-    wait_until(lambda: pool.status().state.unwritten == 0, 5, "it is written when there is room")
+    wait_until(lambda: pool.status().state.unwritten == 0, 30, "it is written when there is room")
     assert not pool.status().state.error
     log = pool.ask(messages.ReadAudit(20))
     assert isinstance(log, messages.AuditLog)
@@ -94,12 +96,15 @@ def test_what_waits_for_room_is_written_before_the_next_promise(tmp_path: Path) 
         store = Store(disk / "db")
         filler = fill(disk)
         store.write_audit(1.0, "head", "first", "")
+        store.flush()
         store.write_audit(2.0, "head", "second", "")
+        store.flush()
         assert (store.unwritten, store.failed_writes > 1, store.free_bytes()) == (2, True, 0)
         filler.unlink()
         store.write_audit(3.0, "head", "third", "")
+        store.flush()
         assert (store.unwritten, store.error) == (0, "")
-        assert [action for _, _, action, _ in store.read_audit(9)] == ["first", "second", "third"]
+        assert [action for _, _, action, *_ in store.read_audit(9)] == ["first", "second", "third"]
         store.close()
 
 
@@ -108,10 +113,12 @@ def test_a_failure_that_nothing_waits_for_is_over_when_there_is_room(tmp_path: P
         store = Store(disk / "db")
         filler = fill(disk)
         with pytest.raises(shoal.PoolError, match="Is the disk full"):
-            add_devices(store)
+            add_codes(store)
         store.retry()
+        store.flush()
         assert store.error
         filler.unlink()
         store.retry()
+        store.flush()
         assert not store.error
         store.close()

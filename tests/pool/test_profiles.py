@@ -51,7 +51,7 @@ def _probes(pool: StandingPool) -> list[int]:
     return [
         p
         for p in processes.children(pool.agent_pid)
-        if "shoal.pool.node.probe" in processes.command(p) and processes.alive(p)
+        if "shoal.pool.node.measuring.probe" in processes.command(p) and processes.alive(p)
     ]
 
 
@@ -93,7 +93,7 @@ def test_a_lease_comes_first_and_devices_in_use_are_left_alone(standing: Standin
         assert lease.granted[0].info.memory_bytes == 256 * 2**20
         x = torch.ones(4, device="shoal")
         assert x.sum().item() == 4
-        wait_until(lambda: not _probes(standing), 10, "the measurement has made way")
+        wait_until(lambda: not _probes(standing), 30, "the measurement has made way")
         outcome = standing.run("devices", "--pool", standing.name, "--refresh")
         assert outcome.code == 0, outcome.err
         assert "fast is in use; the pool measures it when it is idle" in outcome.err

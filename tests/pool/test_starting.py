@@ -33,7 +33,7 @@ DECLARED = [
         id="cuda",
         marks=NO_CUDA,
     ),
-    pytest.param("cpu,memory=0", "a device needs memory", id="no-memory"),
+    pytest.param("cpu,memory=0", "memory must be above 0", id="no-memory"),
     pytest.param("cpu,memory=1000TiB", "is more than this machine has, which is", id="memory"),
 ]
 

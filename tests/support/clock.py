@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 from pathlib import Path
 
@@ -10,11 +11,30 @@ from tests.support import needs
 SOURCE = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/time.h>
 #include <time.h>
+#include <unistd.h>
 
-static long offset(void) { const char *s = getenv("TEST_CLOCK_S"); return s ? atol(s) : 0; }
+static long offset(void) {
+  static volatile long *shared;
+  static int looked;
+  if (!looked) {
+    looked = 1;
+    const char *path = getenv("TEST_CLOCK_FILE");
+    int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    if (fd >= 0) {
+      void *at = mmap(0, sizeof(long), PROT_READ, MAP_SHARED, fd, 0);
+      if (at != MAP_FAILED) shared = at;
+      close(fd);
+    }
+  }
+  if (shared) return *shared;
+  const char *s = getenv("TEST_CLOCK_S");
+  return s ? atol(s) : 0;
+}
 
 int clock_gettime(clockid_t id, struct timespec *ts) {
   static int (*real)(clockid_t, struct timespec *);
@@ -46,6 +66,23 @@ def build(directory: Path) -> Path:
     source.write_text(SOURCE)
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
     return library
+
+
+class Stepped:
+    """A clock for many processes that can be set at any moment, forwards and back."""
+
+    def __init__(self, directory: Path) -> None:
+        self._library, self._file = build(directory), directory / "clock"
+        self._file.write_bytes(bytes(8))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"LD_PRELOAD": str(self._library), "TEST_CLOCK_FILE": str(self._file)}
+
+    def set(self, seconds: int) -> None:
+        """Let the clock be that far ahead from now on."""
+        with open(self._file, "r+b") as file:
+            file.write(struct.pack("=q", seconds))
 
 
 def wrong_by(library: Path, seconds: float) -> dict[str, str]:

@@ -85,4 +85,4 @@ class Cluster:
             pids = [process.pid, *processes.descendants(process.pid)]
             process.terminate()
             process.communicate(timeout=20)
-            wait_until(lambda p=pids: not any(map(processes.alive, p)), 5, "nothing is left")  # type: ignore[misc]
+            wait_until(lambda p=pids: not any(map(processes.alive, p)), 30, "nothing is left")  # type: ignore[misc]

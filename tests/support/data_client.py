@@ -7,7 +7,7 @@ import socket
 import ssl
 import struct
 
-from shoal import _core  # noqa: F401  (the core first: it sets up torch)
+from shoal import _core  # the core first: it sets up torch
 from shoal.device import network
 from shoal.pool.client import head_connection
 from shoal.pool.wire import messages, session_messages, tls
@@ -42,6 +42,13 @@ class DataClient:
         plain.sendall(session_messages.DATA_MAGIC + named)
         return plain
 
+    def context(self, identity: tls.Identity | None = None) -> ssl.SSLContext:
+        """TLS to the worker, which has a certificate of its own."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_cert_chain((identity or self.identity).path)
+        context.load_verify_locations(cadata=self.attached.welcome.certificate)
+        return context
+
     def open(
         self,
         purpose: str | int,
@@ -52,8 +59,9 @@ class DataClient:
         lanes: int = 0,
     ) -> ssl.SSLSocket:
         """A connection that has said its greeting."""
-        context = tls.client_context(identity or self.identity)
-        connection = context.wrap_socket(self.dial(), server_hostname=self.attached.server_name)
+        connection = self.context(identity).wrap_socket(
+            self.dial(), server_hostname=_core.SESSION_SERVER_NAME
+        )
         shown = self.attached.welcome.secret if secret is None else secret
         number = PURPOSES[purpose] if isinstance(purpose, str) else purpose
         connection.sendall(shown + struct.pack("<II", number, lanes << 16 | lane))

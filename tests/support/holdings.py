@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,6 +61,16 @@ def of(pid: int) -> Holdings:
     return Holdings(
         len(os.listdir(directory / "fd")), len(os.listdir(directory / "task")), private_kib * 1024
     )
+
+
+def files(pid: int) -> str:
+    """Return what the descriptors of a process lead to, each kind with its number."""
+    kinds: Counter[str] = Counter()
+    directory = Path(f"/proc/{pid}/fd")
+    for name in os.listdir(directory):
+        with suppress(FileNotFoundError):  # closed since: the listing's own, for one
+            kinds[os.readlink(directory / name).partition(":[")[0]] += 1
+    return ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
 
 
 def of_all(pids: Iterable[int]) -> Holdings:

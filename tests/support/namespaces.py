@@ -45,6 +45,14 @@ class Host:
         """`words`, to be run on this host."""
         return ["ip", "netns", "exec", self.name, *words]
 
+    def limit(self, rate: str) -> None:
+        """What leaves the host leaves it no faster than `rate`, as `tc` writes it: "1gbit"."""
+        words = ["tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate]
+        words += ["burst", "4mb", "latency", "50ms"]
+        done = subprocess.run(self.command(*words), capture_output=True, text=True)
+        if done.returncode:
+            raise OSError(f"tc: {done.stderr.strip()}")
+
     def enter(self) -> None:
         """Moves the calling thread to this host: for a child before it runs a program."""
         fd = os.open(f"/run/netns/{self.name}", os.O_RDONLY)

@@ -9,7 +9,9 @@ from typing import NoReturn
 import pytest
 
 #: The Debian package of each command. `.ci/run` installs all of them.
-PACKAGES = {"ip": "iproute2", "cc": "gcc", "mount": "mount", "unshare": "util-linux"}
+PACKAGES = {
+    "bwrap": "bubblewrap", "ip": "iproute2", "cc": "gcc", "mount": "mount", "unshare": "util-linux",
+}  # fmt: skip
 
 
 def in_ci() -> bool:

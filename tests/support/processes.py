@@ -53,6 +53,16 @@ def server_pids(url: str) -> list[int]:
     return [p for p in children(head_pid(url)) if "shoal.pool.node.device_server" in command(p)]
 
 
+def forked(server: int) -> list[int]:
+    """Workers and data readers of a device server: children of its fork server."""
+    return [child for forker in children(server) for child in children(forker)]
+
+
+def server_of(worker: int) -> int:
+    """The device server that a worker belongs to."""
+    return parent(parent(worker))
+
+
 def resident_bytes(pid: int) -> int:
     """Memory that a process has in use."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])

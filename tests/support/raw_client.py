@@ -235,7 +235,7 @@ class RawClient:
                 raise Ended
             return self.tail + size - self.requests.get(64) <= RING_BYTES
 
-        wait_until(room, 20, "the worker takes messages")
+        wait_until(room, 30, "the worker takes messages")
 
     def receive(self) -> tuple[int, int, list[int]]:
         """The next reply: error kind, number of the request, payload."""
@@ -248,7 +248,7 @@ class RawClient:
             return False
 
         while True:
-            wait_until(there, 20, "the worker replies")
+            wait_until(there, 30, "the worker replies")
             at = self.read_at % RING_BYTES
             first = self.replies.get(CONTROL_BYTES + at)
             size, kind = first & 0xFFFFFFFF, (first >> 32) & 0xFFFF

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -41,7 +42,11 @@ class StandingPool:
         listen: bool = False,
         options: tuple[str, ...] = (),
         profile: bool = False,
+        tasks: bool = False,
+        web: bool = False,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
+        self._variables = dict(variables or {})  # of the pool's processes
         self.directory = directory
         self.name = f"t{secrets.token_hex(4)}"
         self.port = free_port() if listen else 0
@@ -50,6 +55,10 @@ class StandingPool:
         self._arguments = ["up", "--json", "--name", self.name, *options]
         if not profile:  # nothing else should run beside what is tested
             self._arguments.append("--no-profile")
+        if not web:
+            self._arguments.append("--no-web")
+        if not tasks:
+            self._arguments.append("--no-tasks")
         for device in devices or ("cpu,memory=64MiB,threads=1",):
             self._arguments += ["--device", device]
         if listen:
@@ -62,7 +71,7 @@ class StandingPool:
     def start(self) -> None:
         self.process = subprocess.Popen(
             shoal_command(*self._arguments),
-            env=self.environment(),
+            env=self.environment(**self._variables),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -74,6 +83,8 @@ class StandingPool:
         if not line:
             raise AssertionError(self.process.communicate()[1])
         self.told = json.loads(line)
+        if "error" in self.told:
+            raise AssertionError(self.told["error"])
 
     # --- use -----------------------------
 
@@ -128,7 +139,7 @@ class StandingPool:
             ]
             return len(found) == 1
 
-        wait_until(running, 10, "the pool has an agent")
+        wait_until(running, 30, "the pool has an agent")
         return found[0]
 
     def server_pids(self) -> list[int]:
@@ -165,4 +176,4 @@ class StandingPool:
     def __exit__(self, *_: object) -> None:
         pids = self.pids()
         self.stop()
-        wait_until(lambda: not any(map(processes.alive, pids)), 5, "nothing of the pool is left")
+        wait_until(lambda: not any(map(processes.alive, pids)), 30, "nothing of the pool is left")

@@ -1,4 +1,8 @@
-"""Waiting for a condition, with a deadline. Tests never wait for time."""
+"""Waiting for a condition, with a deadline. Tests never wait for time.
+
+A deadline is generous: 30 s for what takes a moment on a quiet machine. It is 8 s where something else
+would end the wait after 10 s, such as a head that gives up a silent client.
+"""
 
 from __future__ import annotations
 

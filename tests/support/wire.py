@@ -7,11 +7,13 @@ import typing
 import msgspec
 from msgspec.msgpack import Decoder
 
+from shoal.pool.node import orders
 from shoal.pool.wire import (
     data_messages,
     join_messages,
     messages,
     node_messages,
+    runner_messages,
     session_messages,
     share_messages,
 )
@@ -28,12 +30,19 @@ LINKS: dict[str, tuple[typing.Any, Decoder[typing.Any]]] = {
     "agent to device server": (node_messages.ToServer, node_messages.TO_SERVER),
     "local client to device server": (session_messages.Hello, session_messages.HELLO),
     "remote client to device server": (session_messages.FromRemote, session_messages.FROM_REMOTE),
+    "device server to remote client": (session_messages.FromServer, session_messages.FROM_SERVER),
+    "device server to its child": (orders.Order, orders.ORDER),
+    "child to device server": (orders.FromChild, orders.FROM_CHILD),
     "client to worker": (session_messages.Peers, session_messages.PEERS),
     "worker to client": (session_messages.FromWorker, session_messages.FROM_WORKER),
     "reader's start to client": (session_messages.FromReader, session_messages.FROM_READER),
     "client to agent": (share_messages.FromClient, share_messages.FROM_CLIENT),
     "agent to client": (share_messages.FromAgent, share_messages.FROM_AGENT),
     "client to reader": (data_messages.FromClient, data_messages.FROM_CLIENT),
+    "runner to head": (runner_messages.FromRunner, runner_messages.FROM_RUNNER),
+    "head to runner": (runner_messages.ToRunner, runner_messages.TO_RUNNER),
+    "attempt process to runner": (runner_messages.FromAttempt, runner_messages.FROM_ATTEMPT),
+    "runner to attempt process": (runner_messages.ToAttempt, runner_messages.TO_ATTEMPT),
     "reader to client": (data_messages.FromReader, data_messages.FROM_READER),
 }
 

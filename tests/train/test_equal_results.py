@@ -257,11 +257,18 @@ def test_the_optimizer_goes_on_where_it_was() -> None:
             torch.testing.assert_close(ours.state[p][key], theirs.state[q][key])
 
 
+class LinearDropout(nn.Linear):
+    """One unit: the measured times decide where a model of more than two is cut, and so who draws."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(super().forward(x), 0.5, self.training)
+
+
 @pytest.mark.parametrize("layout", [{"groups": 2}, {"groups": 1, "devices": 2}])
 def test_dropout_repeats_with_the_seed(layout: dict[str, Any]) -> None:
     def losses(seed: int) -> list[float]:
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(3, 32), nn.Dropout(0.5), nn.Linear(32, 2))
+        model = nn.Sequential(LinearDropout(3, 32), nn.Linear(32, 2))
         torch.manual_seed(seed)
         x, y = torch.ones(8, 3), torch.ones(8, dtype=torch.long)
         with shoal.train.worker_groups(**layout) as groups:

@@ -38,7 +38,7 @@ MALFORMED: dict[str, tuple[Any, str]] = {
     "channels": ((IMAGES[:, :2], CLASSES), "step 1.*3 channels"),
     "key": ({"y": IMAGES}, "step 1.*'y'"),
 }
-NAMED_WITHIN_S = 5.0  # the promise is 1 s; a busy machine must not fail the test
+NAMED_WITHIN_S = 60.0  # 1 s on a quiet machine: see bench.train.faults
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ import shoal
 import shoal.train
 from shoal.device import leases
 from shoal.pool.base import limits
-from shoal.train.data import node_reader
+from shoal.train.data import reader_client
 from shoal.train.data.node_data import NodeBatch
 from tests.support import datasets, processes, programs
 from tests.support.standing import StandingPool, shoal_command
@@ -93,9 +93,9 @@ def equal(got: Any, wanted: Any) -> bool:
 
 
 def reader_pids(lease: shoal.Lease) -> list[int]:
-    """Readers are the children of the workers' device servers that are no workers."""
-    servers = {processes.parent(pid) for pid in lease.worker_pids}
-    found = [child for server in servers for child in processes.children(server)]
+    """Readers are the children of the workers' fork servers that are no workers."""
+    forkers = {processes.parent(pid) for pid in lease.worker_pids}
+    found = [child for forker in forkers for child in processes.children(forker)]
     return [p for p in found if p not in lease.worker_pids and processes.alive(p)]
 
 
@@ -172,7 +172,7 @@ def test_a_part_larger_than_the_readers_memory_comes_in_pieces(
     fresh: shoal.Lease, formats: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As much of the memory is used as there is, and used again when the worker is past the copies."""
-    reader = node_reader.reader_of(fresh, 0)
+    reader = reader_client.reader_of(fresh, 0)
     reader._slots = type(reader._slots)(256 * 1024)  # the large format has 20 KB a sample
     there, here = both(formats["large"], batch_size=40, shuffle=False)
     for _ in range(3):
@@ -189,7 +189,7 @@ def test_a_slot_is_not_used_again_before_its_copy_is_done(
     fresh: shoal.Lease, formats: dict[str, Any]
 ) -> None:
     """The device is busy while batch after batch is sent through two slots' worth of memory."""
-    reader = node_reader.reader_of(fresh, 0)
+    reader = reader_client.reader_of(fresh, 0)
     reader._slots = type(reader._slots)(2**18)
     busy = torch.randn(400, 400, device=DEVICE)
     there, here = both(formats["large"], batch_size=5)
@@ -320,7 +320,7 @@ def test_batches_are_asked_for_ahead_of_their_step(
         with shoal.train.Trainer(
             model, nn.functional.cross_entropy, optimizer, groups, balance=False
         ) as trainer:
-            reader = node_reader.reader_of(lease, 0)
+            reader = reader_client.reader_of(lease, 0)
             for batch in there:
                 wanted = set(reader._pending)
                 trainer.step(batch)
@@ -425,7 +425,10 @@ def test_without_a_lease_the_program_reads(formats: dict[str, Any], tmp_path: Pa
     ("options", "told"),
     [
         (("--data", "/"), "add --listen ADDRESS"),
-        (("--listen", "127.0.0.1:1", "--data", "/etc/passwd"), "--data /etc/passwd is no folder"),
+        (
+            ("--listen", "127.0.0.1:1", "--data", "/etc/passwd"),
+            "--data /etc/passwd is not a folder",
+        ),
     ],
 )
 def test_folders_that_cannot_be_served(tmp_path: Path, options: tuple[str, ...], told: str) -> None:
@@ -470,10 +473,10 @@ def test_a_stopped_reader_holds_nobody_up_for_ever(
     there = shoal.train.load(formats["npy"], 8, where="node")
     batches = iter(there)
     next(batches).to_device(DEVICE)
-    monkeypatch.setattr(node_reader, "ANSWER_S", 0.5)
+    monkeypatch.setattr(reader_client, "ANSWER_S", 0.5)
     for pid in reader_pids(fresh):
         os.kill(pid, signal.SIGSTOP)
-    with pytest.raises(shoal.train.DataError, match=r"waited 0\.5 s for the reader of device"):
+    with pytest.raises(shoal.train.DataError, match=r"waited 0\.5 s for the data reader of device"):
         next(batches).to_device(DEVICE)
     for pid in reader_pids(fresh):
         os.kill(pid, signal.SIGCONT)
@@ -486,7 +489,7 @@ def test_a_reader_ends_with_its_lease(pool: StandingPool, formats: dict[str, Any
         next(iter(loader)).to_device(DEVICE)
         readers = reader_pids(lease)
         assert len(readers) == 2
-    wait_until(lambda: not any(map(processes.alive, readers)), 5, "the readers have ended")
+    wait_until(lambda: not any(map(processes.alive, readers)), 30, "the readers have ended")
 
 
 def test_a_reader_ends_with_its_worker(fresh: shoal.Lease, formats: dict[str, Any]) -> None:
@@ -495,7 +498,7 @@ def test_a_reader_ends_with_its_worker(fresh: shoal.Lease, formats: dict[str, An
     next(batches).to_device(DEVICE)
     readers = reader_pids(fresh)
     os.kill(fresh.worker_pids[0], signal.SIGKILL)
-    wait_until(lambda: sum(map(processes.alive, readers)) == 1, 5, "its reader has ended")
+    wait_until(lambda: sum(map(processes.alive, readers)) == 1, 30, "its reader has ended")
     with pytest.raises(shoal.DeviceLostError):
         next(batches).to_device(DEVICE)
     assert len(next(batches).to_device(torch.device("shoal", 2))[0]) == 8

@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ import shoal
 import shoal.train
 from shoal.train.model import build
 from shoal.train.model.pipeline import PipelineReplica
+from shoal.train.model.profile import ModelProfile
 from shoal.train.model.stage_costs import Cut
 from shoal.train.model.stages import Weights
 from tests.train.conftest import CutAt
@@ -213,6 +215,11 @@ class Layers(nn.Sequential):
         super().__init__(nn.Linear(64, 512), nn.Linear(512, 512), nn.Linear(512, 64))
 
 
+def costs(count: int, middle: int) -> list[float]:
+    """Return the seconds of each unit's forward pass."""
+    return [0.01 if unit == middle else 0.001 for unit in range(count)]
+
+
 @pytest.mark.usefixtures("lease")
 @pytest.mark.parametrize(
     ("kind", "shape", "middle"), [(Convolutions, (4, 16, 16), 3), (Layers, (64,), 1)]
@@ -223,9 +230,20 @@ def test_a_unit_with_most_of_the_cost_is_shared(
     shape: tuple[int, ...],
     middle: int,
 ) -> None:
-    """As the profile sees it: without, one stage would have several times the other's work."""
-    # Two devices that are alike; what else runs on the machine must not make one of them slow.
+    """Without sharing it, one stage would have several times the other's work."""
+    # Devices that are alike, and costs that do not depend on what else the machine does.
     monkeypatch.setattr(build, "_speeds", lambda members: dict.fromkeys(members, 1.0))
+    measure = build.profile
+
+    def declared(*args: Any) -> ModelProfile:
+        found = measure(*args)
+        units = [
+            replace(unit, forward_s=cost, backward_s=2 * cost)
+            for unit, cost in zip(found.units, costs(len(found.units), middle), strict=True)
+        ]
+        return replace(found, units=tuple(units))
+
+    monkeypatch.setattr(build, "profile", declared)
     torch.manual_seed(0)
     model, reference = kind(), kind()
     reference.load_state_dict(model.state_dict())

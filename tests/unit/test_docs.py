@@ -1,4 +1,4 @@
-"""The form of README.md, CONTRIBUTING.md, CHANGELOG.md and docs/, and that what they name exists."""
+"""The form of README.md, docs/ and the rooms' pages, and that what they name exists."""
 
 from __future__ import annotations
 
@@ -11,11 +11,20 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+#: One in each room: what lives there, and which file to read first.
+ROOMS = [
+    *(
+        page
+        for part in ("src", "csrc", "bench", "tests")
+        for page in ROOT.glob(f"{part}/**/README.md")
+    ),
+    ROOT / "web" / "README.md",
+]
 #: Files that a page names are looked for below these, and beside the page.
-BASES = [ROOT, ROOT / "src" / "shoal", ROOT / "csrc"]
+BASES = [ROOT, ROOT / "src", ROOT / "src" / "shoal", ROOT / "csrc"]
 COLUMNS_MAX, PARAGRAPH_LINES_MAX, README_LINES_MAX = 100, 8, 150
 ENDINGS = r"(?:py|pyi|cpp|h|md|json|toml|csv|svg|txt|sh)"
 #: Files that Shoal or a program of its user writes.
@@ -24,7 +33,9 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 NAMED = re.compile(rf"`([\w.*/-]*[\w*-]\.{ENDINGS})`")
 ITEM = re.compile(r"\s*(?:[-*]|\d+\.) ")
 
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+every_page = pytest.mark.parametrize(
+    "page", [*PAGES, *sorted(ROOMS)], ids=lambda page: str(page.relative_to(ROOT))
+)
 
 
 def prose(text: str) -> Iterator[tuple[int, str]]:
@@ -115,7 +126,7 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
             if "/" not in named:
                 assert any(Path(n).match(named) for n in names) or named in PRODUCED, where
             elif not named.startswith("/"):
-                assert any(any(base.glob(named)) for base in [*BASES, page.parent]), where
+                assert any(any(base.glob(named)) for base in [*BASES, *page.parents[:2]]), where
 
 
 def test_the_rules_can_fail() -> None:

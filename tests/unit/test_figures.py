@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bench import loading_report, pages
+from bench import pages
 from bench.figures import RESULTS, Run
+from bench.loading import report as loading_report
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.name)

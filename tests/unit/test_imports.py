@@ -30,29 +30,39 @@ def test_heavy_modules_are_not_imported(load: str) -> None:
 
 
 #: Each room, and the rooms that it may import. A room may always import itself.
-BELOW = {"errors", "units", "plots", "_core"}  # every room may import these
+BELOW = {"errors", "units", "plots", "views", "_core", "_constants"}  # every room may import these
 ROOMS = {
     "errors": set(),
     "units": {"errors"},
     "plots": {"units"},
+    "views": set(),
     "memory": set(),
     "integrations": set(),
     "schedule": set(),
+    "people": set(),
+    "tasks": {"schedule"},
     "pool.base": set(),
-    "pool.wire": {"pool.base", "schedule"},
+    "pool.wire": {"pool.base", "schedule", "tasks", "people"},
     "pool.access": {"pool.base", "pool.wire"},
-    "pool.client": {"pool.base", "pool.wire", "pool.access"},
-    "pool.head": {"pool.base", "pool.wire", "pool.access", "schedule"},
+    "pool.client": {"pool.base", "pool.wire", "pool.access", "tasks"},
+    "pool.head": {
+        "pool.base", "pool.wire", "pool.access", "pool.planner", "schedule", "tasks", "people"
+    },
+    "pool.runner": {"pool.base", "pool.wire", "tasks"},
     "pool.node": {"pool.base", "pool.wire", "schedule"},
+    "pool.planner": {"pool.base", "pool.wire", "schedule"},
     "pool.local": {
-        "pool.base", "pool.wire", "pool.access", "pool.client", "pool.head", "pool.node"
+        "pool.base", "pool.wire", "pool.access", "pool.client", "pool.head", "pool.node",
+        "pool.runner", "tasks",
     },
     "device": {
         "pool.base", "pool.wire", "pool.client", "pool.local", "pool.node", "integrations", "memory"
     },
     "train": {"device", "memory", "pool.base", "pool.wire", "pool.local", "schedule"},
+    "web": {"pool.base", "pool.wire", "people", "tasks"},
     "cli": {
-        "pool.base", "pool.wire", "pool.access", "pool.client", "pool.local", "pool.node", "schedule"
+        "pool.base", "pool.wire", "pool.access", "pool.client", "pool.local", "pool.node",
+        "pool.planner", "schedule", "people", "tasks", "web",
     },
 }  # fmt: skip
 SOURCE = Path(shoal.__file__).parent

@@ -12,13 +12,12 @@ HOME = ROOT / "build" / "pytorch-tests"
 #: torch.testing and no longer find does not count.
 RELEASE = "2.6.0"
 SUITE = "trixie"  # Debian's release that has it
-MIRROR = "http://deb.debian.org/debian"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 MISSING = f"""PyTorch's tests are not in {HOME}.
 They come from Debian's source package pytorch {RELEASE} ({SUITE}), about 27 MB. Type one of:
   .venv/bin/python -m tests.ecosystem.pytorch_suite --fetch    where apt-get exists; needs no root
-  cp pytorch_{RELEASE}+dfsg.orig.tar.xz {HOME}/    from {MIRROR}/pool/main/p/pytorch/"""
+  cp pytorch_{RELEASE}+dfsg.orig.tar.xz {HOME}/    from pool/main/p/pytorch/ of a Debian mirror"""
 
 
 class SourcesMissing(Exception):
@@ -46,6 +45,16 @@ def unpack(archive: Path, target: Path) -> None:
                 files.extract(member, target, filter="data")
 
 
+def mirror() -> str:
+    """Return the address of the Debian archive that this machine's apt uses."""
+    command = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    found = [address for address in listed if address.rstrip("/").endswith("/debian")]
+    if not found:
+        raise SourcesMissing(f"apt's sources name no Debian archive.\n{MISSING}")
+    return found[0]
+
+
 def fetch() -> None:
     """Download the source package with apt, which checks its signature.
 
@@ -60,7 +69,6 @@ def fetch() -> None:
     for name in ("lists/partial", "cache/archives/partial", "empty"):
         (apt / name).mkdir(parents=True, exist_ok=True)
     listed = apt / "sources.list"
-    listed.write_text(f"deb-src [signed-by={KEYRING}] {MIRROR} {SUITE} main\n")
     options = {
         "Dir::Etc::SourceList": listed,
         "Dir::Etc::SourceParts": apt / "empty",
@@ -70,6 +78,7 @@ def fetch() -> None:
     }
     command = ["apt-get", "-q", *(f"-o{name}={value}" for name, value in options.items())]
     try:
+        listed.write_text(f"deb-src [signed-by={KEYRING}] {mirror()} {SUITE} main\n")
         subprocess.run([*command, "update"], cwd=HOME, check=True)
         subprocess.run([*command, "source", "--download-only", "pytorch"], cwd=HOME, check=True)
     except FileNotFoundError as error:

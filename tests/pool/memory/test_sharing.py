@@ -51,8 +51,8 @@ def lease(pool: shoal.Pool, partner: Partner) -> Iterator[shoal.Lease]:
         gc.collect()
         for shared in session_parts(made) if made.active else ():
             shoal.unshare(shared)
-        wait_until(lambda: not shoal.shares(), 5, "nothing is shared any more")
-    wait_until(lambda: not shared_files(pool), 5, "no memory is left")
+        wait_until(lambda: not shoal.shares(), 30, "nothing is shared any more")
+    wait_until(lambda: not shared_files(pool), 30, "no memory is left")
 
 
 def session_parts(made: shoal.Lease) -> list[torch.Tensor]:
@@ -263,7 +263,7 @@ def test_the_directory_tells_who_has_what(lease: shoal.Lease, partner: Partner) 
     assert partner("len(shoal.shares())") == 1
     partner("del v")
     partner("torch.shoal.synchronize()")
-    wait_until(lambda: shoal.shares()[0].readers == [partner.pid], 5, "one of them is closed")
+    wait_until(lambda: shoal.shares()[0].readers == [partner.pid], 30, "one of them is closed")
     del ours
     gc.collect()
     assert partner("t.sum().item()") == 0  # a shared tensor lives until it is taken back
@@ -284,7 +284,7 @@ def test_a_lease_that_ends_takes_its_memory_along(pool: shoal.Pool, partner: Par
             return error.kind == "ShareRevokedError"
         return False
 
-    wait_until(revoked, 2, "the other program is told")
+    wait_until(revoked, 8, "the other program is told")
 
 
 # --- several devices as one --------------------------------
@@ -359,7 +359,7 @@ def test_a_thousand_wrong_handles_open_nothing(partner: Partner) -> None:
     with pytest.raises(shoal.ShareError, match="Lease a device there"):
         shoal.open(f"{start}:{other}:{share}:{secret}")
     for text in ("", "x", str(handle)[:-1], str(handle) + "0", f"{start}:../x:{share}:{secret}!"):
-        with pytest.raises(shoal.ShareError, match="no handle"):
+        with pytest.raises(shoal.ShareError, match="not a handle"):
             shoal.open(text)
     assert shoal.shares()[0].readers == []
     partner(f"t = shoal.open({str(handle)!r})")
@@ -423,6 +423,6 @@ def test_everything_ends_with_the_programs(pool: shoal.Pool) -> None:
             return True
         return False
 
-    wait_until(revoked, 2, "the dead program's memory is taken back")
-    wait_until(lambda: not any(s.readers for s in shoal.shares()), 5, "no dead reader is listed")
+    wait_until(revoked, 8, "the dead program's memory is taken back")
+    wait_until(lambda: not any(s.readers for s in shoal.shares()), 30, "no dead reader is listed")
     assert leases.current() is not None

@@ -43,11 +43,11 @@ def test_a_lost_node_is_named_until_it_is_back_or_thrown_out(tmp_path: Path) -> 
 
         invitation = f"{pool.make_code('node')}@127.0.0.1:{pool.port}"
         node = start_node(tmp_path / "away", "--join", invitation, "--as", "away")
-        wait_until(lambda: state() == "up", 20, "the node is up")
+        wait_until(lambda: state() == "up", 30, "the node is up")
         assert 'shoal_node_up{node="away"} 1.0' in metrics()
         os.kill(node.pid, signal.SIGKILL)
         node.communicate()
-        wait_until(lambda: state() == "lost", 20, "the node is lost")
+        wait_until(lambda: state() == "lost", 30, "the node is lost")
         assert "node away is lost, last heard" in pool.run("status", "--pool", pool.name).out
         doctor = pool.run("doctor", SHOAL_POOL=pool.url)
         assert doctor.code == 1
@@ -57,11 +57,11 @@ def test_a_lost_node_is_named_until_it_is_back_or_thrown_out(tmp_path: Path) -> 
         assert 'shoal_nodes{state="lost"} 1' in metrics()
         node = start_node(tmp_path / "away")
         try:
-            wait_until(lambda: state() == "up", 20, "the node is back")
+            wait_until(lambda: state() == "up", 30, "the node is back")
             assert 'shoal_node_up{node="away"} 1.0' in metrics()
         finally:
             os.kill(node.pid, signal.SIGKILL)
             node.communicate()
-        wait_until(lambda: state() == "lost", 20, "the node is lost again")
+        wait_until(lambda: state() == "lost", 30, "the node is lost again")
         assert pool.run("revoke", "away", "--name", pool.name).code == 0
         assert state() == "", "a node that was thrown out is not missed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -9,7 +10,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -186,7 +186,7 @@ def test_the_time_between_two_events_is_not_asked_for(pool: StandingPool) -> Non
             x = torch.tanh(x @ x)
         stop.record()
         x.sum()  # so that the stream does not end with an event, which is asked for by a reply
-        wait_until(stop.query, 5, "the second event is passed")
+        wait_until(stop.query, 30, "the second event is passed")
         first, both = start.elapsed_time(middle), start.elapsed_time(stop)
         assert 0 < first < both
         assert torch.shoal.traffic()["round_trips"] == asked
@@ -251,14 +251,14 @@ def test_worker_groups_train_on_remote_devices(pool: StandingPool, layout: dict[
 def test_a_lease_of_one_local_and_one_remote_device(
     pool: StandingPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shoal.device import opening
+    from shoal.device import worker_connections
 
-    reach = opening._reach
+    reach = worker_connections._reach
 
     def only_left(device: messages.GrantedDevice) -> object:
         return reach(device) if device.info.name == "left" else None
 
-    monkeypatch.setattr(opening, "_reach", only_left)
+    monkeypatch.setattr(worker_connections, "_reach", only_left)
     with shoal.connect(pool.network_url, devices=2, memory="200MiB") as lease:
         assert {d.info.name for d in lease.granted} == {"left", "right"}
         x = torch.randn(MiB)
@@ -301,7 +301,7 @@ def holder(pool: StandingPool, member: tls.Identity) -> tuple[subprocess.Popen[s
 def test_a_killed_client_leaves_no_worker(pool: StandingPool, member: tls.Identity) -> None:
     program, worker = holder(pool, member)
     program.kill()
-    wait_until(lambda: not processes.alive(worker), 2, "the worker has ended")
+    wait_until(lambda: not processes.alive(worker), 8, "the worker has ended")
     program.communicate()
 
 
@@ -310,8 +310,8 @@ def test_a_killed_worker_is_a_lost_device(
     pool: StandingPool, member: tls.Identity, victim: str
 ) -> None:
     program, worker = holder(pool, member)
-    os.kill(worker if victim == "worker" else processes.parent(worker), signal.SIGKILL)
-    _, err = program.communicate(timeout=5)
+    os.kill(worker if victim == "worker" else processes.server_of(worker), signal.SIGKILL)
+    _, err = program.communicate(timeout=60)
     assert "DeviceLostError" in err
     pool.until_whole(2)
 
@@ -346,10 +346,10 @@ def test_a_heart_beats_until_the_worker_is_stopped(pool: StandingPool, transport
         os.kill(lease.worker_pids[1], signal.SIGSTOP)
         try:
             first = lease.heartbeat(0)
-            wait_until(lambda: lease.heartbeat(0) != first, 5, "the other's heart beats")
+            wait_until(lambda: lease.heartbeat(0) != first, 30, "the other's heart beats")
             still = lease.heartbeat(1)
             first = lease.heartbeat(0)
-            wait_until(lambda: (lease.heartbeat(0) or 0) > (first or 0) + 2, 5, "it goes on")
+            wait_until(lambda: (lease.heartbeat(0) or 0) > (first or 0) + 2, 30, "it goes on")
             assert lease.heartbeat(1) == still
         finally:
             os.kill(lease.worker_pids[1], signal.SIGKILL)
@@ -361,8 +361,8 @@ def test_a_revoked_client_is_out(pool: StandingPool) -> None:
     eve = pool.join("eve")
     program, worker = holder(pool, eve)
     pool.ask(messages.RevokeClient(eve.name))
-    wait_until(lambda: not processes.alive(worker), 2, "the worker has ended")
-    _, err = program.communicate(timeout=5)
+    wait_until(lambda: not processes.alive(worker), 8, "the worker has ended")
+    _, err = program.communicate(timeout=60)
     assert "DeviceLostError" in err
 
 
@@ -376,22 +376,49 @@ def test_a_forked_child_leaves_the_session_alone(pool: StandingPool) -> None:
         assert x.sum().item() == 3
 
 
-def test_a_closed_lease_leaves_nothing(pool: StandingPool) -> None:
-    def shared() -> list[str]:
-        links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
-        found = [os.readlink(link) for link in links if os.path.lexists(link)]
+LEASES = """
+    import contextlib, json, os, sys, time
+    import torch
+    import shoal
+
+    def shared():
+        found = []
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # the listing's own
+                found.append(os.readlink(f"/proc/self/fd/{fd}"))
         return sorted(name for name in found if "memfd:shoal" in name or "socket" in name)
 
-    before = shared()
+    def threads():
+        found = [open(f"/proc/self/task/{t}/comm").read() for t in os.listdir("/proc/self/task")]
+        return [t for t in found if t.startswith(("shoal-up", "shoal-down"))]
+
+    def left():
+        found = shared()
+        for name in before:
+            found.remove(name)
+        return found
+
+    before, workers = shared(), []
     for _ in range(3):
-        lease = connect(pool)
-        worker = lease.worker_pids[0]
+        lease = shoal.connect(memory="200MiB", transport="network")
+        workers += lease.worker_pids
         torch.ones(3, device="shoal").sum().item()
         lease.close()
-        wait_until(lambda w=worker: not processes.alive(w), 2, "the worker has ended")  # type: ignore[misc]
-    assert len(shared()) <= len(before), (before, shared())
-    names = [p.read_text() for p in Path("/proc/self/task").glob("*/comm")]
-    assert not [n for n in names if n.startswith(("shoal-up", "shoal-down"))]
+    deadline = time.monotonic() + 30  # threads of the last lease may still end
+    while (left() or threads()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    print(json.dumps({"left": left(), "threads": threads(), "workers": workers}))
+"""
+
+
+def test_a_closed_lease_leaves_nothing(pool: StandingPool, member: tls.Identity) -> None:
+    """In a program of its own: tensors that other tests left behind keep their sessions open."""
+    out = programs.succeed(LEASES, SHOAL_POOL=pool.network_url, SHOAL_IDENTITY=str(member.path))
+    told = json.loads(out)
+    assert told["left"] == []
+    assert told["threads"] == []
+    for worker in told["workers"]:
+        wait_until(lambda w=worker: not processes.alive(w), 8, "the worker has ended")  # type: ignore[misc]
 
 
 @pytest.mark.slow

@@ -93,5 +93,5 @@ def test_ctrl_c_is_exit_code_130_and_no_traceback(tmp_path: Path) -> None:
         assert top.stdout is not None
         assert top.stdout.readline()
         os.kill(top.pid, signal.SIGINT)
-        wait_until(lambda: top.poll() is not None, 20, "the command has ended")
+        wait_until(lambda: top.poll() is not None, 30, "the command has ended")
         assert (top.returncode, top.communicate()[1]) == (130, "")

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from shoal.errors import PoolError, ProtocolError
-from shoal.pool.access import identity
-from shoal.pool.access.identity import Authority
+from shoal.pool.access import certificates
+from shoal.pool.access.certificates import Authority
 from shoal.pool.wire import tls
 
 
@@ -34,7 +34,7 @@ def test_an_authority_is_made_once(directory: Path, authority: Authority) -> Non
 
 
 def test_a_certificate_says_what_we_say_not_what_was_asked_for(authority: Authority) -> None:
-    key = identity.new_key()
+    key = certificates.new_key()
     wish = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "head")])
     names = x509.SubjectAlternativeName([x509.DNSName("head.shoal")])
     request = (
@@ -64,7 +64,7 @@ def _request(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> str:
 
 
 def test_requests_that_are_none(authority: Authority) -> None:
-    good = identity.request_pem(identity.new_key())
+    good = certificates.request_pem(certificates.new_key())
     body = good.splitlines()
     changed = "\n".join([body[0], body[1][:-8] + "AAAAAAAA", *body[2:]])
     for bad in (

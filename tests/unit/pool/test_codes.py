@@ -1,4 +1,4 @@
-"""Join codes: what is written is what is read, and the desk lets nobody in twice."""
+"""Join codes: what is written is what is read, and the registry lets nobody in twice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.pool.access import codes
-from shoal.pool.access.codes import Bucket, CodeError, Desk, IssuedCode, JoinRefused, Quota
+from shoal.pool.access.codes import Bucket, CodeError, CodeRegistry, IssuedCode, JoinRefused, Quota
 from shoal.pool.base import limits
 
 SYMBOLS = st.sampled_from(codes.SYMBOLS)
@@ -55,59 +55,59 @@ def issued(code_id: str = "AAA", secret: str = "S" * 16, expires: float = 100.0)
 
 
 def test_a_code_is_good_once() -> None:
-    desk = Desk()
-    desk.issue(issued(), now=0.0)
-    assert desk.accept("AAA", "S" * 16, "client", "ip", 99.0, 0.0).quota == Quota(devices=1)
+    registry = CodeRegistry()
+    registry.issue(issued(), now=0.0)
+    assert registry.accept("AAA", "S" * 16, "client", "ip", 99.0, 0.0).quota == Quota(devices=1)
     with pytest.raises(JoinRefused, match="wrong, was used before, or has expired"):
-        desk.accept("AAA", "S" * 16, "client", "ip", 99.0, 0.0)
+        registry.accept("AAA", "S" * 16, "client", "ip", 99.0, 0.0)
 
 
 def test_expired_and_wrong_codes_get_the_same_answer() -> None:
-    desk = Desk()
-    desk.issue(issued(), now=0.0)
+    registry = CodeRegistry()
+    registry.issue(issued(), now=0.0)
     answers = set()
     for code_id, secret, now in (
         ("AAA", "S" * 16, 100.0), ("AAA", "T" * 16, 1.0), ("BBB", "S" * 16, 1.0), ("", "", 1.0),
     ):  # fmt: skip
         with pytest.raises(JoinRefused) as raised:
-            desk.accept(code_id, secret, "client", f"ip{now}{code_id}", now, 0.0)
+            registry.accept(code_id, secret, "client", f"ip{now}{code_id}", now, 0.0)
         answers.add(str(raised.value))
     assert len(answers) == 1
-    assert desk.accept("AAA", "S" * 16, "client", "ip", 1.0, 0.0).code_id == "AAA"
+    assert registry.accept("AAA", "S" * 16, "client", "ip", 1.0, 0.0).code_id == "AAA"
 
 
 def test_a_code_for_another_role_is_not_used_up() -> None:
-    desk = Desk()
-    desk.issue(issued(), now=0.0)
+    registry = CodeRegistry()
+    registry.issue(issued(), now=0.0)
     with pytest.raises(JoinRefused, match="shoal join"):
-        desk.accept("AAA", "S" * 16, "node", "ip", 1.0, 0.0)
-    desk.accept("AAA", "S" * 16, "client", "ip", 1.0, 0.0)
+        registry.accept("AAA", "S" * 16, "node", "ip", 1.0, 0.0)
+    registry.accept("AAA", "S" * 16, "client", "ip", 1.0, 0.0)
 
 
 def test_a_hundred_thousand_wrong_codes() -> None:
     """From many addresses, ten a second: memory stays bounded, and the right code is still good."""
-    desk = Desk()
-    desk.issue(issued(expires=1e9), now=0.0)
+    registry = CodeRegistry()
+    registry.issue(issued(expires=1e9), now=0.0)
     refused = 0
     for i in range(100_000):
         secret = "".join(secrets.choice(codes.SYMBOLS) for _ in range(16))
         with pytest.raises(JoinRefused):
-            desk.accept("AAA", secret, "client", f"10.{i % 65536}", 1.0, i * 0.1)
+            registry.accept("AAA", secret, "client", f"10.{i % 65536}", 1.0, i * 0.1)
         refused += 1
     assert refused == 100_000
-    assert len(desk.limiter.addresses) <= limits.ADDRESSES_REMEMBERED
-    assert desk.accept("AAA", "S" * 16, "client", "home", 1.0, 20_000.0).code_id == "AAA"
+    assert len(registry.limiter.addresses) <= limits.ADDRESSES_REMEMBERED
+    assert registry.accept("AAA", "S" * 16, "client", "home", 1.0, 20_000.0).code_id == "AAA"
 
 
 def test_an_address_that_guesses_is_stopped_and_others_are_not() -> None:
-    desk = Desk()
-    desk.issue(issued(), now=0.0)
+    registry = CodeRegistry()
+    registry.issue(issued(), now=0.0)
     for _ in range(100_000):
         with pytest.raises(JoinRefused):
-            desk.accept("AAA", "wrong", "client", "evil", 1.0, 5.0)
+            registry.accept("AAA", "wrong", "client", "evil", 1.0, 5.0)
     with pytest.raises(JoinRefused, match="wait"):
-        desk.accept("AAA", "S" * 16, "client", "evil", 1.0, 5.0)
-    assert desk.accept("AAA", "S" * 16, "client", "good", 1.0, 5.0).code_id == "AAA"
+        registry.accept("AAA", "S" * 16, "client", "evil", 1.0, 5.0)
+    assert registry.accept("AAA", "S" * 16, "client", "good", 1.0, 5.0).code_id == "AAA"
 
 
 @given(st.lists(st.floats(0, 50), max_size=60))
@@ -122,10 +122,10 @@ def test_a_bucket_never_allows_more_than_its_rate(gaps: list[float]) -> None:
 
 
 def test_codes_that_wait_are_bounded() -> None:
-    desk = Desk()
+    registry = CodeRegistry()
     for i in range(limits.CODES_MAX):
-        desk.issue(issued(str(i)), now=0.0)
+        registry.issue(issued(str(i)), now=0.0)
     with pytest.raises(JoinRefused):
-        desk.issue(issued("more"), now=0.0)
-    desk.issue(issued("later", expires=300.0), now=200.0)  # the others have expired by then
-    assert list(desk.codes) == ["later"]
+        registry.issue(issued("more"), now=0.0)
+    registry.issue(issued("later", expires=300.0), now=200.0)  # the others have expired by then
+    assert list(registry.codes) == ["later"]

@@ -40,7 +40,11 @@ def values(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
             return st.integers(kind.ge if kind.ge is not None else -(2**63), most)
         case msgspec.inspect.FloatType():
             least = kind.gt if kind.gt is not None else kind.ge
-            return st.floats(least, kind.le, exclude_min=kind.gt is not None, allow_nan=False)
+            most = kind.lt if kind.lt is not None else kind.le
+            return st.floats(
+                least, most, exclude_min=kind.gt is not None, exclude_max=kind.lt is not None,
+                allow_nan=False,
+            )  # fmt: skip
         case msgspec.inspect.StrType():
             return st.text(max_size=min(30, kind.max_length or 30))
         case msgspec.inspect.BytesType():
@@ -54,7 +58,7 @@ def values(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
         case msgspec.inspect.NoneType():
             return st.none()
         case msgspec.inspect.ListType():
-            return st.lists(values(kind.item_type), max_size=3)
+            return st.lists(values(kind.item_type), min_size=kind.min_length or 0, max_size=3)
         case msgspec.inspect.DictType():
             return st.dictionaries(values(kind.key_type), values(kind.value_type), max_size=3)
         case msgspec.inspect.TupleType():

@@ -17,7 +17,7 @@ def test_the_end_of_a_process_is_seen_before_it_is_reaped() -> None:
     try:
         assert not process.has_ended(pidfd)
         child.kill()
-        wait_until(lambda: process.has_ended(pidfd), 10, "the child's end was seen")
+        wait_until(lambda: process.has_ended(pidfd), 30, "the child's end was seen")
     finally:
         os.close(pidfd)
         child.communicate()

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.pool.node.profile_cache import VERSION, Link, ProfileCache
-from shoal.pool.node.profiling import identity, plan
+from shoal.pool.node.measuring.profile_cache import VERSION, Link, ProfileCache
+from shoal.pool.node.measuring.profiler import identity, plan
 from shoal.pool.node.spec import DeviceSpec, parse_device
 from shoal.pool.wire import node_messages
 from shoal.pool.wire.channel import Channel

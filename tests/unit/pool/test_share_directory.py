@@ -9,8 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from shoal.errors import ShareError
 from shoal.pool.base import limits
-from shoal.pool.node import share_directory
-from shoal.pool.node.share_directory import (
+from shoal.pool.node.shares import share_directory
+from shoal.pool.node.shares.share_directory import (
     OWNER,
     Forget,
     Granted,

@@ -27,6 +27,26 @@ def test_without_options_everything_is_the_machines() -> None:
     assert parse_device("cpu", number=3).name == "cpu/3"
 
 
+def test_an_accelerator_without_a_number_is_the_first() -> None:
+    assert parse_device("cuda") == parse_device("cuda:0")
+    assert parse_device("xpu,name=a").device == "xpu:0"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("mps", "a storage is an object without"),
+        ("mps:0,memory=1GiB", "cannot be offered"),
+        ("cuda:1,speed=0.5", "slows a CPU device down"),
+        ("xpu,speed=0.5", "Leave it out"),
+    ],
+)
+def test_what_an_accelerator_cannot_be_is_refused_with_the_reason(text: str, reason: str) -> None:
+    with pytest.raises(DeviceSpecError, match=reason) as raised:
+        parse_device(text)
+    assert repr(text) in str(raised.value)
+
+
 def test_blanks_around_parts_do_not_matter() -> None:
     assert parse_device(" cpu , threads=2 ").threads == 2
 

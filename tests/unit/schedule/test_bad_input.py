@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from shoal.cli.simulate import simulate
+from shoal.cli.simulation.simulate import simulate
 
 HEADER = "name,type,steps,arrival_s,devices,weight,deadline_s,kinds,owner\n"
 GOOD = "ok,a,5,0,1,1,,,\n"
@@ -45,23 +45,23 @@ def _refused(result: Result, told: str) -> None:
     ("trace", "told"),
     [
         ("", "trace:1: header: the file is empty"),
-        (HEADER, "trace:1: name: there is no task"),
-        (bytes(range(256)), "trace:2: text: is no UTF-8 text: byte 0x80"),
+        (HEADER, "trace:1: name: the trace has no tasks"),
+        (bytes(range(256)), "trace:2: text: is not UTF-8 text: byte 0x80"),
         (b"\0" * 64, "trace:1: text: has the control character"),
-        ((HEADER + GOOD).encode("utf-16"), "trace:1: text: is no UTF-8 text: byte 0xff"),
+        ((HEADER + GOOD).encode("utf-16"), "trace:1: text: is not UTF-8 text: byte 0xff"),
         (HEADER + "t\x1b[31m,a,5,0,1,1,,,\n", "trace:2: text: has the control character"),
         (HEADER + GOOD + GOOD, "trace:3: name: 'ok' is the task of line 2 already"),
         (HEADER + "t,a,1e308,0,1,1,,,\n", "trace:2: steps: '1e308' must be"),
         (HEADER + "t,a,1e-300,0,1,1,,,\n", "trace:2: steps: '1e-300' must be"),
-        (HEADER + "t,a,1_000,0,1,1,,,\n", "trace:2: steps: '1_000' is no number"),
+        (HEADER + "t,a,1_000,0,1,1,,,\n", "trace:2: steps: '1_000' is not a number"),
         (HEADER + "t,a,5,1e300,1,1,,,\n", "trace:2: arrival_s: '1e300' must be"),
         (HEADER + "t,a,5,0,1e9,1,,,\n", "trace:2: devices: '1e9' must be"),
         (HEADER + "t,a,5,0,1,1e300,,,\n", "trace:2: weight: '1e300' must be"),
         (HEADER + "t,a,5,0,1,1,1e300,,\n", "trace:2: deadline_s: '1e300' must be"),
         (HEADER + "t,a,1e14,0,1,1,,,\n", "trace:2: steps: the fastest kind needs 1e+13 s"),
         (HEADER + "t,a,5,0,1,1,,,,more\n", "trace:2: owner: 10 columns instead of 9"),
-        (HEADER + '"t,a,5,0,1,1,,,\n', "trace:2: line: is no CSV"),
-        (HEADER + "x" * 200_000 + ",a,5,0,1,1,,,\n", "trace:2: line: is no CSV"),
+        (HEADER + '"t,a,5,0,1,1,,,\n', "trace:2: line: is not CSV"),
+        (HEADER + "x" * 200_000 + ",a,5,0,1,1,,,\n", "trace:2: line: is not CSV"),
         ("name,type,steps,arrival_s,steps\nx,a,1,0,9\n", "trace:1: steps: this column is there twice"),
         ("name;type;steps;arrival_s\nx;a;1;0\n", "trace:1: name: column is missing"),
         (HEADER + "t,b,5,0,2,1,,,\n", "trace:2: memory: task 't' fits nowhere"),
@@ -74,8 +74,8 @@ def test_broken_traces(tmp_path: Path, trace: str | bytes, told: str) -> None:
 @pytest.mark.parametrize(
     ("table", "told"),
     [
-        ("kind,type,devices,steps_per_s\n", "table:1: kind: there is no line"),
-        (bytes(range(256)), "table:2: text: is no UTF-8 text"),
+        ("kind,type,devices,steps_per_s\n", "table:1: kind: the table has no lines"),
+        (bytes(range(256)), "table:2: text: is not UTF-8 text"),
         (TABLE + "gpu,a,1,10,4GiB\n", "table:4: type: line 2 has this type"),
         (TABLE + "gpu,c,1,1e308,\n", "table:4: steps_per_s: '1e308' must be"),
         (TABLE + "gpu,c,1,1e-320,\n", "table:4: steps_per_s: '1e-320' must be"),
@@ -93,13 +93,13 @@ def test_broken_tables(tmp_path: Path, table: str | bytes, told: str) -> None:
         (_gavel(arrival="nan"), "trace:2: arrival_s: 'nan' is not finite"),
         (_gavel(arrival="1e300"), "trace:2: arrival_s: '1e300' must be"),
         (_gavel(steps="1e308"), "trace:2: total_steps: '1e308' must be"),
-        (_gavel(gpus="two"), "trace:2: scale_factor: 'two' is no number"),
+        (_gavel(gpus="two"), "trace:2: scale_factor: 'two' is not a number"),
         (_gavel(slo="inf"), "trace:2: SLO: 'inf' is not finite"),
         (_gavel(type=" "), "trace:2: job_type: is empty"),
         (_gavel(type="unknown"), "trace:2: type: 'unknown' on 1 devices is not in"),
         (GAVEL + "LM\tx\tx\t-n\t1\t5\n", "trace:2: scale_factor: 6 columns instead of 10"),
-        (GAVEL.encode() + b"\xff\n", "trace:2: text: is no UTF-8 text"),
-        ("\t\t\t\t\t\t\n", "trace:1: job_type: there is no task"),
+        (GAVEL.encode() + b"\xff\n", "trace:2: text: is not UTF-8 text"),
+        ("\t\t\t\t\t\t\n", "trace:1: job_type: the trace has no tasks"),
     ],
 )
 def test_broken_gavel_traces(tmp_path: Path, trace: str | bytes, told: str) -> None:
@@ -114,11 +114,11 @@ def test_broken_gavel_traces(tmp_path: Path, trace: str | bytes, told: str) -> N
         ("4.0", "1e999", "table:4: gpu.('LM', 1).null: 'inf' is no speed"),
         ("4.0", "true", "table:4: gpu.('LM', 1).null: 'True' is no speed"),
         ("1.0,", "1.0, 3.0,", "table:5: gpu.('LM', 1).('A', 1): '[1.0, 3.0, 2.0]' is no pair"),
-        ("('A', 1)", "A", "table:10: gpu.A: is no ('type', devices)"),
+        ("('A', 1)", "A", "table:10: gpu.A: is not ('type', devices)"),
         ("('A', 1)", "('LM', 1)", "this key is there twice"),
         ('"null": 3.0', "", "table:10: gpu.('A', 1).null: the speed alone is missing"),
-        ("3.0", "[" * 100_000, "table:1: table: is no JSON that can be used"),
-        ("\n}", "", "table:13: table: is no JSON"),
+        ("3.0", "[" * 100_000, "table:1: table: is not JSON that can be used"),
+        ("\n}", "", "table:13: table: is not JSON"),
     ],
 )
 def test_broken_gavel_tables(tmp_path: Path, old: str, new: str, told: str) -> None:

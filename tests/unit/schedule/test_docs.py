@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import shoal.schedule.policies as package
-from shoal.cli.simulate import simulate
+from shoal.cli.simulation.simulate import simulate
 from shoal.cli.why import why
 from shoal.schedule.allocator.policy import Policy, policies
 from shoal.schedule.allocator.time_shares import SharePolicy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.schedule.allocator.explain import Explanation, explain
+from shoal.schedule.allocator.explain_plan import Explanation, explain
 from shoal.schedule.allocator.policy import TaskState, View
 from shoal.schedule.model.entities import Pool, Task
 from shoal.schedule.model.throughputs import Throughputs

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shoal.schedule.model.estimates import (
+from shoal.schedule.model.estimates import throughputs
+from shoal.schedule.model.measure import Effort, OperatorCounter, measure_device, measure_task
+from shoal.schedule.model.predictor import (
     ERROR_PRIOR,
     DeviceProfile,
     Operators,
@@ -13,9 +15,7 @@ from shoal.schedule.model.estimates import (
     TaskProfile,
     busy_shares,
     busy_times,
-    throughputs,
 )
-from shoal.schedule.model.measure import Effort, OperatorCounter, measure_device, measure_task
 
 SLOW = DeviceProfile("slow", "s", 0, {"float32": 1e9}, 1e9, 0.0)
 FAST = DeviceProfile("fast", "f", 0, {"float32": 4e9}, 2e9, 0.0)

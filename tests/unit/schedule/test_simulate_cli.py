@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from shoal.cli.simulate import simulate
+from shoal.cli.simulation.simulate import simulate
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "schedule"
 POOL = ["--devices", "a100:2:40GiB,t4:4:16GiB"]
@@ -60,7 +60,7 @@ def test_a_generated_trace_can_be_saved_and_run_again(tmp_path: Path) -> None:
     ("arguments", "told"),
     [
         ([TRACE, *TABLE, "--devices", "a100"], "v100:8:16GiB"),
-        ([TRACE, *TABLE, *POOL, "--policy", "magic"], "known: allox"),
+        ([TRACE, *TABLE, *POOL, "--policy", "magic"], "there are: allox"),
         ([TRACE, *TABLE, *POOL, "--restart-cost", "400"], "shorter than a round"),
         ([*TABLE, *POOL], "--generate"),
         ([TRACE, *TABLE, "--devices", "t4:4:16GiB"], "trace.csv:4: devices: task 'finetune'"),

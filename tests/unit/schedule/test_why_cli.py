@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from shoal.cli.simulate import simulate
+from shoal.cli.simulation.simulate import simulate
 from shoal.cli.why import why
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "schedule"
@@ -83,10 +83,10 @@ def test_a_task_that_can_never_run_has_an_exit_code_of_its_own() -> None:
         (["swep-4", *POOL], "no task 'swep-4'; did you mean 'sweep-4'"),
         (["SWEEP", *POOL], "did you mean 'sweep-1'"),
         (["unlike", *POOL], "there are 'nightly'"),
-        (["big", *POOL, "--at", "-1"], "--at -1.0 is no moment"),
-        (["big", *POOL, "--at", "nan"], "is no moment"),
+        (["big", *POOL, "--at", "-1"], "--at -1.0 must be seconds since the trace began"),
+        (["big", *POOL, "--at", "nan"], "must be seconds since the trace began"),
         (["big", "--devices", "h100:1"], "'h100' is unknown"),
-        (["big", *POOL, "--policy", "magic"], "known: allox"),
+        (["big", *POOL, "--policy", "magic"], "there are: allox"),
     ],
 )
 def test_errors_say_what_to_type(arguments: list[str], told: str) -> None:

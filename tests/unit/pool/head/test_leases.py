@@ -18,6 +18,7 @@ from shoal.pool.head.leases import (
     LeaseTable,
     Request,
 )
+from shoal.pool.head.table.owned import Quotas
 
 MEMORY = 1000
 CLIENTS = ("ana", "bob", "eve")
@@ -33,7 +34,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = LeaseTable(quotas=dict(QUOTAS))
+        self.table = LeaseTable(quotas=Quotas(QUOTAS))
         self.last_epoch = 0
         self.servers: dict[int, dict[int, Held]] = {}  # device -> session -> what its server holds
         self.memory: dict[Held, int] = {}  # in bytes
@@ -163,8 +164,9 @@ class LeaseMachine(RuleBasedStateMachine):
     def head_restarts(self) -> None:
         """A new head knows leases and counters; devices come back one by one."""
         old = self.table
-        self.table = LeaseTable(quotas=dict(QUOTAS))
-        self.table.restore(old.leases.values(), old.epoch, old.next_session)
+        self.table = LeaseTable(quotas=Quotas(QUOTAS))
+        nodes = {number: f"n{number % 2}" for number in self.servers}
+        self.table.restore(old.leases.values(), old.epoch, old.next_session, nodes)
         self.absent = set(self.servers)
 
     # --- promises ----------------------------
@@ -173,8 +175,13 @@ class LeaseMachine(RuleBasedStateMachine):
     def sessions_are_held_once(self) -> None:
         for lease in self.table.leases.values():
             assert len({s.session for s in lease.shares}) == 1, "a lease is one address space"
-        sessions = [g.shares[0].session for g in self.table.leases.values()]
-        assert len(sessions) == len(set(sessions))
+        there = [
+            (node, g.shares[0].session)
+            for g in self.table.leases.values()
+            for node in {f"n{s.device % 2}" for s in g.shares}
+        ]
+        assert len(there) == len(set(there)), "two sessions of a node have one number"
+        sessions = [session for _, session in there]
         assert all(1 <= s <= SESSIONS_MAX for s in sessions)
 
     @invariant()
@@ -198,6 +205,21 @@ class LeaseMachine(RuleBasedStateMachine):
                 if s.device == number
             }
             assert leased == set(held.values())
+
+    @invariant()
+    def the_indices_say_what_the_leases_say(self) -> None:
+        shares = [s for g in self.table.leases.values() for s in g.shares]
+        for number in {*self.table.devices, *(s.device for s in shares)}:
+            on_device = [s for s in shares if s.device == number]
+            assert sorted(self.table.shares_of(number), key=lambda s: s.session) == sorted(
+                on_device, key=lambda s: s.session
+            )
+            assert self.table.sessions(number) == len(on_device)
+            assert self.table.booked_bytes(number) == sum(s.memory_bytes for s in on_device)
+        for client in CLIENTS:
+            held = [g for g in self.table.leases.values() if g.client == client]
+            by_lease = sorted(self.table.held_by(client), key=lambda g: g.lease)
+            assert by_lease == sorted(held, key=lambda g: g.lease)
 
     @invariant()
     def quotas_hold(self) -> None:
@@ -237,6 +259,21 @@ def test_a_lease_without_an_amount_takes_what_is_free() -> None:
     assert leases.grant(Request()).shares[0].memory_bytes == 70
     with pytest.raises(LeaseRefused, match="0 B of 100 B free"):
         leases.grant(Request())
+
+
+def test_every_session_but_the_first_costs_a_context() -> None:
+    """The first one's is no part of what the device offers."""
+    leases = LeaseTable()
+    leases.add_device(0, "cuda:0", 100, context_bytes=7)
+    first = leases.grant(Request(1, 40))
+    assert leases.free_bytes(0) == 53
+    second = leases.grant(Request(1, 40))
+    assert leases.free_bytes(0) == 6
+    with pytest.raises(LeaseRefused):
+        leases.grant(Request(1, 7))
+    for granted in (first, second):
+        leases.release(granted.lease)
+    assert leases.free_bytes(0) == 100
 
 
 def test_a_lease_without_an_amount_takes_what_its_client_may_have() -> None:
@@ -306,5 +343,82 @@ def test_a_silent_node_is_a_reason() -> None:
     leases.absent(1)
     with pytest.raises(LeaseRefused) as caught:
         leases.grant(Request(2))
-    assert f"{leases.devices[1].name}: its node is not heard of" in caught.value.reasons
+    assert f"{leases.devices[1].name}: its node does not answer" in caught.value.reasons
     assert any("shoal status" in remedy for remedy in caught.value.unblock)
+
+
+def test_a_reservation_is_free_for_its_own_request_only() -> None:
+    leases = table(100, 100)
+    assert leases.reserve("task", {0: 80})
+    assert not leases.reserve("other", {0: 30})  # and nothing of it is kept
+    assert leases.reserved_bytes(0) == 80
+    assert [o.free_bytes for o in leases.offers()] == [20, 100]
+    assert [o.free_bytes for o in leases.offers("task")] == [100, 100]
+    with pytest.raises(LeaseRefused):
+        leases.grant(Request(1, 30, only=frozenset({0})))
+    mine = leases.grant(Request(1, 80, only=frozenset({0}), reservation="task"))
+    assert mine.shares[0].device == 0
+    leases.unreserve("task")
+    assert [o.free_bytes for o in leases.offers()] == [20, 100]
+
+
+def test_a_quota_counts_for_the_owner() -> None:
+    leases = table(100, 100, 100)
+    leases.quotas["ana"] = Quota(devices=2)
+    leases.grant(Request(1, 1, client="ana"))
+    leases.grant(Request(1, 1, client="task-7", owner="ana"))
+    with pytest.raises(LeaseRefused, match="quota of ana"):
+        leases.grant(Request(1, 1, client="task-8", owner="ana"))
+    assert len(leases.owned_by("ana")) == 2
+    assert len(leases.held_by("ana")) == 1
+
+
+def test_only_the_named_devices_are_chosen() -> None:
+    leases = table(100, 50, 100)
+    assert leases.grant(Request(only=frozenset({1}))).shares[0].device == 1
+    with pytest.raises(LeaseRefused):
+        leases.grant(Request(2, 10, only=frozenset({2})))
+
+
+def elastic(*sizes: int) -> LeaseTable:
+    made = LeaseTable()
+    for number, size in enumerate(sizes):
+        made.add_device(number, f"d{number}", size, elastic=True)
+    return made
+
+
+def test_two_that_name_no_memory_share_an_elastic_device() -> None:
+    """Each books a floor and may grow to the whole device; one with an amount books all of it."""
+    leases = elastic(100)
+    shares = [leases.grant(Request()).shares[0] for _ in range(2)]
+    assert [(s.memory_bytes, s.limit_bytes) for s in shares] == [(25, 100)] * 2
+    fixed = leases.grant(Request(1, 50)).shares[0]
+    assert (fixed.memory_bytes, fixed.limit_bytes) == (50, 0)
+    with pytest.raises(LeaseRefused):
+        leases.grant(Request())
+    assert elastic(2**40).grant(Request()).shares[0].memory_bytes == 256 * 2**20
+
+
+def test_an_owner_with_a_memory_quota_books_what_it_may_use() -> None:
+    leases = elastic(100)
+    leases.quotas["eve"] = Quota(memory_bytes=40)
+    share = leases.grant(Request(client="eve")).shares[0]
+    assert (share.memory_bytes, share.limit_bytes) == (40, 0)
+
+
+def test_a_suspended_lease_gives_its_memory_and_gets_it_back() -> None:
+    leases = table(100)
+    first = leases.grant(Request(1, 70))
+    leases.set_aside(first.lease)
+    leases.set_aside(first.lease)
+    second = leases.grant(Request(1, 60))
+    assert leases.free_bytes(0) == 40
+    assert not leases.take_back(first.lease)
+    leases.release(second.lease)
+    assert leases.take_back(first.lease)
+    assert leases.take_back(first.lease)  # it is already
+    assert leases.free_bytes(0) == 30
+    leases.set_aside(first.lease)
+    leases.release(first.lease)  # it ends while it is suspended
+    assert leases.free_bytes(0) == 100
+    assert not leases.take_back(first.lease)

@@ -43,8 +43,8 @@ def test_several_devices_come_from_one_node_if_it_has_them() -> None:
 
 def test_a_fraction_is_of_the_whole_device() -> None:
     half = offer(0, free=60)
-    assert half.share_bytes(Request(fraction=0.5)) == 50
-    assert half.share_bytes(Request(fraction=0.7)) == 0
+    assert half.share_bytes(Request(fraction=0.5).needs) == 50
+    assert half.share_bytes(Request(fraction=0.7).needs) == 0
     with pytest.raises(LeaseRefused, match="70% of their memory"):
         choose(Request(fraction=0.7), [half])
 
@@ -74,7 +74,7 @@ def test_a_refusal_gives_all_reasons_and_all_that_would_help() -> None:
     ]
     assert caught.value.unblock == [
         "fewer devices: devices=1",
-        "less memory: memory=80, which is 80 B",
+        'less memory: memory="80"',
         "waiting until programs end that use d1, d2",
         "another kind: the pool has t4",
     ]
