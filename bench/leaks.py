@@ -43,6 +43,7 @@ MEMORY_BYTES_MAX = 8 * MIB
 # A worker touches its device's pages ahead of their use, in steps of 8 MiB: two of them.
 ARENA_BYTES_MAX = 16 * MIB
 OTHER_FILES = 1100
+SETTLED_S = 30.0  # until the processes of a session must have ended
 KEEP_S = 15.0  # a head takes a silent client's lease back after 10 s
 Tell = Callable[[str], None]
 
@@ -53,11 +54,26 @@ class Place:
 
     way: str
     url: str
-    pids: Callable[[], list[int]]  # of the pool's processes that stay
+    root: Callable[[], int]  # the process of which all others of the pool descend
 
     @property
     def transport(self) -> Literal["auto", "network"]:
         return "network" if self.way == "network" else "auto"
+
+    def lasting(self) -> list[int]:
+        """Return the pool's processes, but not those of its sessions."""
+        workers = set(self.workers())
+        return [p for p in self._all() if p not in workers]
+
+    def workers(self) -> list[int]:
+        """Return the processes of the pool's sessions."""
+        # A forked child has the command line of its device server.
+        alike = {p for p in self._all() if "shoal.pool.node.device_server" in processes.command(p)}
+        servers = [p for p in alike if processes.parent(p) not in alike]
+        return [worker for server in servers for worker in processes.forked(server)]
+
+    def _all(self) -> list[int]:
+        return [self.root(), *processes.descendants(self.root())]
 
 
 @dataclass(frozen=True)
@@ -72,9 +88,13 @@ class Look:
     def now(cls, place: Place) -> Look:
         return cls(
             holdings.of(os.getpid()),
-            holdings.of_all(place.pids()),
+            holdings.of_all(place.lasting()),
             len(_shared_files()),
         )
+
+    def counts(self) -> tuple[int, ...]:
+        client, pool = self.client, self.pool
+        return (client.descriptors, client.threads, pool.descriptors, pool.threads)
 
     def growth_since(self, before: Look) -> list[str]:
         parts = (("client", self.client, before.client), ("pool", self.pool, before.pool))
@@ -96,21 +116,14 @@ def place(way: str) -> Iterator[Place]:
     """A pool with one device, reached in one of the three ways."""
     if way == "embedded":
         with shoal.up([DEVICE]) as pool:
-            yield Place(way, pool.url, lambda: _without_workers(processes.head_pid(pool.url)))
+            yield Place(way, pool.url, lambda: processes.head_pid(pool.url))
         return
     with tempfile.TemporaryDirectory() as directory:
         with StandingPool(Path(directory), DEVICE, listen=way == "network") as standing:
             if way == "network":
                 os.environ["SHOAL_IDENTITY"] = str(standing.join("leaks").path)
             url = standing.network_url if way == "network" else standing.url
-            yield Place(way, url, lambda: _without_workers(standing.process.pid))
-
-
-def _without_workers(root: int) -> list[int]:
-    """Return the processes of a pool, but not those of its sessions."""
-    found = [root, *processes.descendants(root)]
-    servers = {p for p in found if "shoal.pool.node.device_server" in processes.command(p)}
-    return [p for p in found if processes.parent(p) not in servers]
+            yield Place(way, url, lambda: standing.process.pid)
 
 
 def _shared_files() -> list[str]:
@@ -129,31 +142,53 @@ def use() -> None:
 
 
 def leases(where: Place, count: int, tell: Tell) -> list[str]:
-    """Leases and gives back `count` times. Returns what grew after the first tenth."""
-    before: Look | None = None
-    warm = max(20, count // 10)
+    """Lease and give back `count` times. Return what leaks.
+
+    What grows after the first tenth may be a descriptor that is closed late, or a cache. So if
+    something grew, as many leases follow once more: what leaks grows again.
+    """
+    warm = min(max(20, count // 10), count // 2)
     begin = time.monotonic()
-    for number in range(1, count + 1):
+    done = _lease(where, 0, warm, tell)
+    before = settled(where)
+    tell(f"{where.way}: {done} leases: {before}")
+    grown: list[str] = []
+    for more in (count - warm, count):
+        done = _lease(where, done, more, tell)
+        after = settled(where, since=before)
+        tell(f"{where.way}: {done} leases in {time.monotonic() - begin:.0f} s: {after}")
+        grown = after.growth_since(before)
+        if not grown:
+            break
+        tell(f"{where.way}: {', '.join(grown)}; the client has {holdings.files(os.getpid())}")
+        before = after
+    return [f"{where.way}: {text}" for text in grown]
+
+
+def _lease(where: Place, done: int, more: int, tell: Tell) -> int:
+    """Lease `more` times, and say four times what is held. Return how often it was leased now."""
+    for number in range(done + 1, done + more + 1):
         with shoal.connect(where.url, memory="32MiB", transport=where.transport):
             use()
-        if number == warm:
-            before = settled(where)
-            tell(f"{where.way}: {number} leases: {before}")
-        elif number % max(1, count // 4) == 0 and number < count:
+        if number % max(1, more // 4) == 0 and number < done + more:
             tell(f"{where.way}: {number} leases: {Look.now(where)}")
-    assert before is not None
-    after = settled(where)
-    tell(f"{where.way}: {count} leases in {time.monotonic() - begin:.0f} s: {after}")
-    return [f"{where.way}: {text}" for text in after.growth_since(before)]
+    return done + more
 
 
-def settled(where: Place) -> Look:
-    """A look once the last session has left: its processes and threads end a moment later."""
-    look = Look.now(where)
-    for _ in range(20):
+def settled(where: Place, since: Look | None = None) -> Look:
+    """Return a look after the last session has left, and nothing changes any more.
+
+    Its processes and threads end a moment later, and on a busy machine the moment is long. So with
+    `since` it waits until nothing has grown since then: what leaks never goes. The program lets go of a
+    session's last blocks when it next allocates pinned memory.
+    """
+    look, deadline = Look.now(where), time.monotonic() + SETTLED_S
+    while time.monotonic() < deadline:
         time.sleep(0.05)
+        torch.empty(8).pin_memory()
         now = Look.now(where)
-        if now.pool.descriptors >= look.pool.descriptors and now.client == look.client:
+        quiet = not where.workers() and now.counts() == look.counts()
+        if quiet and not (since and now.growth_since(since)):
             return now
         look = now
     return look
@@ -218,37 +253,64 @@ class Churned:
 
 
 def churn(where: Place, count: int, minutes: float, tell: Tell) -> list[str]:
-    """Replaces `count` live tensors over and over. Returns what grew after the first tenth."""
-    dice = random.Random(1)
+    """Replace `count` live tensors over and over. Return what leaks.
+
+    It goes on for `minutes`, and until each was replaced four times on average: on a loaded machine
+    that takes longer. If something grew after the first tenth, it goes on for as long again.
+    """
     with shoal.connect(where.url, memory="200MiB", transport=where.transport) as lease:
-        worker = lease.worker_pids[0]
+        churning = Churning(where, count, lease.worker_pids[0], tell)
+        churning.go_on(minutes * 6, 2 * count)
+        before = churning.look()
+        grown: list[str] = []
+        for seconds in (minutes * 54, minutes * 60):
+            churning.go_on(seconds, 2 * count)
+            after = churning.look()
+            grown = after.growth_since(before)
+            if not grown:
+                break
+            tell(f"churn: {', '.join(grown)}; the client has {holdings.files(os.getpid())}")
+            before = after
+        return grown
 
-        def tensor() -> torch.Tensor:
-            return torch.full((dice.randrange(1, 2000),), 1.0, device="shoal")
 
-        live = [tensor() for _ in range(count)]
-        begin = time.monotonic()
-        end, warm, report = begin + minutes * 60, begin + minutes * 6, begin + minutes * 15
-        before: Churned | None = None
-        replaced = 0
-        while (now := time.monotonic()) < end:
-            for _ in range(count // 10):
-                index = dice.randrange(count)
-                live[index] = live[index] + 1 if replaced % 2 else tensor()
-                replaced += 1
-            assert live[dice.randrange(count)].min().item() >= 1  # waits, as programs do
-            if before is None and now >= warm and replaced >= 2 * count:
-                before = Churned.now(where, worker)
-                tell(f"churn: {replaced} replaced: {before}")
-            elif now >= report:
-                report += minutes * 15
-                tell(f"churn: {replaced} replaced: {Churned.now(where, worker)}")
-        if before is None:
-            return [f"churn: {minutes:g} minutes were too short: {replaced} tensors replaced"]
-        after = Churned.now(where, worker)
-        rate = replaced / (time.monotonic() - begin)
-        tell(f"churn: {replaced} replaced, {rate:.0f}/s: {after}")
-        return after.growth_since(before)
+class Churning:
+    """Tensors of different sizes, of which a random tenth is replaced at a time."""
+
+    def __init__(self, where: Place, count: int, worker: int, tell: Tell) -> None:
+        self._where, self._worker, self._tell = where, worker, tell
+        self._dice = random.Random(1)
+        self._live = [self._tensor() for _ in range(count)]
+        self._replaced = 0
+        self._begin = time.monotonic()
+
+    def _tensor(self) -> torch.Tensor:
+        return torch.full((self._dice.randrange(1, 2000),), 1.0, device="shoal")
+
+    def go_on(self, seconds: float, replacements: int) -> None:
+        """Replace tensors for at least so long, and at least so many. Say four times what is held."""
+        begin, enough = time.monotonic(), self._replaced + replacements
+        end, report = begin + seconds, begin + seconds / 4
+        while (now := time.monotonic()) < end or self._replaced < enough:
+            self._replace_a_tenth()
+            if report <= now < end:
+                report += seconds / 4
+                self.look()
+
+    def _replace_a_tenth(self) -> None:
+        live, dice = self._live, self._dice
+        for _ in range(len(live) // 10):
+            index = dice.randrange(len(live))
+            live[index] = live[index] + 1 if self._replaced % 2 else self._tensor()
+            self._replaced += 1
+        assert live[dice.randrange(len(live))].min().item() >= 1  # waits, as programs do
+
+    def look(self) -> Churned:
+        """Return what is held now, and say it."""
+        now = Churned.now(self._where, self._worker)
+        rate = self._replaced / (time.monotonic() - self._begin)
+        self._tell(f"churn: {self._replaced} replaced, {rate:.0f}/s: {now}")
+        return now
 
 
 @click.command()

@@ -1,21 +1,29 @@
-"""What a newcomer meets first, with an exit code: `python -m bench.first_hour`.
+"""What a newcomer meets first, with an exit code: `python -m bench.newcomer`.
 
 - `import torch` with Shoal installed: the median of alternating runs is at most 10 ms longer.
 - Ctrl-C while the program waits for its device: heard within 0.2 s, in each kind of wait.
+- A pool that accepts connections and never answers: an error within 5 s.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
+import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
+from pathlib import Path
+
+from shoal.pool.access.certificates import Authority
 
 IMPORT_MS_MAX = 10.0
 INTERRUPT_S_MAX = 0.2
+UNREACHABLE_S_MAX = 5.0
 
 _IMPORT = "import time; t = time.perf_counter(); import torch; print(time.perf_counter() - t)"
 
@@ -46,6 +54,15 @@ _INTERRUPT = """
         assert torch.ones(3, device="shoal").sum().item() == 3
         print(heard)
 """
+_UNREACHABLE = """
+    import time, torch
+    start = time.perf_counter()
+    try:
+        torch.ones(2, device="shoal")
+    except RuntimeError as error:
+        assert "timed out" in str(error), error
+        print(time.perf_counter() - start)
+"""
 WAITS = {
     "item()": "small.sum().item()",
     "cpu()": "(small + 1).cpu()",
@@ -56,7 +73,10 @@ WAITS = {
 
 
 def _run(source: str, **extra: str) -> float:
+    # pip compiles what it installs. An editable install is compiled by its first run, unless this
+    # variable forbids that: then each import would compile Shoal's files anew, and no one else's.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SHOAL_")}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(source)],
         env={**environment, **extra}, stdout=subprocess.PIPE, text=True, check=True, timeout=120,
@@ -72,6 +92,19 @@ def import_difference_ms(runs: int) -> tuple[float, float]:
         with_shoal.append(_run(_IMPORT))
     # The first of each fills the page cache.
     return 1e3 * statistics.median(without[1:]), 1e3 * statistics.median(with_shoal[1:])
+
+
+def unreachable_s() -> float:
+    """The time until the first use of a pool raises that was joined and never answers."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        tempfile.TemporaryDirectory() as directory,
+    ):
+        url = f"shoal://127.0.0.1:{silent.getsockname()[1]}"
+        authority = Authority.open(Path(directory), "silent")
+        own = authority.own_identity(Path(directory), "client", "newcomer", time.time())
+        dataclasses.replace(own, url=url).save()
+        return _run(_UNREACHABLE, SHOAL_POOL=url, SHOAL_IDENTITY=str(own.path))
 
 
 def main() -> int:
@@ -92,6 +125,10 @@ def main() -> int:
         print(
             f"Ctrl-C in {name}: heard after {heard_s:.3f} s (at most {INTERRUPT_S_MAX:g}): {verdict}"
         )
+    took_s = unreachable_s()
+    good = good and took_s <= UNREACHABLE_S_MAX
+    verdict = _verdict(took_s <= UNREACHABLE_S_MAX)
+    print(f"a silent pool: error after {took_s:.1f} s (at most {UNREACHABLE_S_MAX:g}): {verdict}")
     print(f"measured in {time.perf_counter() - started:.0f} s")
     return 0 if good else 1
 

@@ -10,9 +10,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from bench import loading_report, memory_report, network_report, report, schedule_report
-from bench import train_report as train
+from bench import report
 from bench.figures import RESULTS, Run, number
+from bench.loading import report as loading
+from bench.memory import report as memory
+from bench.network import report as network_report
+from bench.schedule import report as schedule
+from bench.train import report as train
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", ROOT / "docs" / "figures.md")
@@ -33,14 +37,17 @@ def summary(device: Run, network: Run) -> list[str]:
     upload = ratio(device, "transfers", "16 MiB to the device, pinned")
     tcp = ratio(network, "step", "GPT medium, TCP")
     return [
-        "| Measurement | Shoal | Compared to |",
-        "|---|---:|---|",
-        f"| Training step, geometric mean of 8 models | {mean} × the time | local torch |",
-        f"| `.item()` | {item} × the time | local torch |",
-        f"| 16 MiB upload from pinned memory | {upload} × the speed | `memcpy` |",
-        f"| GPT-medium step over TCP and TLS, loopback | {tcp} × the time | local torch |",
+        "| Measurement | Shoal | Compared to | Script |",
+        "|---|---:|---|---|",
+        f"| Training step, geometric mean of 8 models | {mean} × the time | local torch "
+        "| `bench/device/training.py` |",
+        f"| `.item()` | {item} × the time | local torch | `bench/device/operators.py` |",
+        f"| 16 MiB upload from pinned memory | {upload} × the speed | `memcpy` "
+        "| `bench/device/transfers.py` |",
+        f"| GPT-medium step over TCP and TLS, loopback | {tcp} × the time | local torch "
+        "| `bench/network/__main__.py` |",
         f"| GPT training, devices of speed 1 and 0.45 | {ours} of the ceiling "
-        f"| DDP, equal split: {ddp} |",
+        f"| DDP, equal split: {ddp} | `bench/train/__main__.py` |",
     ]
 
 
@@ -51,10 +58,10 @@ def tables() -> dict[str, list[str]]:
         "summary": summary(device, network),
         **report.tables(device),
         **network_report.tables(network),
-        **memory_report.tables(memory_report.load()),
+        **memory.tables(memory.load()),
         **train.tables(),
-        "train: loading": loading_report.lines(loading_report.load()),
-        **schedule_report.tables(),
+        "train: loading": loading.lines(loading.load()),
+        **schedule.tables(),
     }
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
+from demo_queue import demonstrate
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -186,6 +187,8 @@ def main() -> None:
         report(local, ours, traffic, console)
         console.print("\nWhat the model on the shoal device writes now:")
         console.print(f"[italic]{write(ours.model, alphabet, 160)}[/italic]", highlight=False)
+    console.print("\nThree tasks for two unequal devices of a standing pool …\n")
+    demonstrate(console)
     console.print(
         "\nNext:\n"
         '  .venv/bin/python examples/first_program.py   ten lines with device="shoal"\n'

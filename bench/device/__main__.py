@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.status import Status
 
 import shoal
-from bench import decoding, operators, report, training, transfers
+from bench import report
+from bench.device import decoding, operators, training, transfers
 from bench.figures import RESULTS, Figure, Machine, Missing, Run, load, processor_name
 from bench.measure import Plan
 from bench.peers import compare as peers

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import torch
 
+from bench.device.llama import Decoder, Llama
 from bench.figures import Figure, slowdown
-from bench.llama import Decoder, Llama
 from bench.measure import Plan, compare, loop, nothing
 
 GROUP = "decoding"

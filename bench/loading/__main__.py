@@ -31,8 +31,8 @@ import click
 import msgspec
 from rich.console import Console
 
-from bench import loading_data, loading_report
-from bench.loading_report import Case, Reader, Results
+from bench.loading import data, report
+from bench.loading.report import Case, Reader, Results
 
 MiB = 2**20
 LOOK_EVERY_S = 0.05
@@ -104,9 +104,9 @@ def disk_mib_per_s(files: Sequence[Path]) -> float:
 
 def run(folder: Path, kind: str, who: str, share_bytes: int) -> tuple[dict[str, Any], int]:
     """One training in a process of its own, and the most bytes of the data that were cached."""
-    with Share(loading_data.files(folder), share_bytes) as share:
+    with Share(data.files(folder), share_bytes) as share:
         done = subprocess.run(
-            [sys.executable, "-m", "bench.loading_program", str(folder), kind, who],
+            [sys.executable, "-m", "bench.loading.program", str(folder), kind, who],
             stdout=subprocess.PIPE,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             check=True,
@@ -133,9 +133,9 @@ def summary(runs: Sequence[tuple[dict[str, Any], int]]) -> Reader:
 def measure(kind: str, mib: int, share_mib: int, rounds: int) -> Case:
     with tempfile.TemporaryDirectory(dir=os.environ.get("SHOAL_BENCH_DATA")) as made:
         folder = Path(made)
-        loading_data.write(folder, kind, mib * MiB // loading_data.PICTURE_BYTES)
+        data.write(folder, kind, mib * MiB // data.PICTURE_BYTES)
         os.sync()
-        files = loading_data.files(folder)
+        files = data.files(folder)
         size_mib = sum(f.stat().st_size for f in files) / MiB
         speed = disk_mib_per_s(files)
         runs: dict[str, list[tuple[dict[str, Any], int]]] = {"ours": [], "torch": []}
@@ -146,7 +146,7 @@ def measure(kind: str, mib: int, share_mib: int, rounds: int) -> Case:
 
 
 @click.command()
-@click.option("--format", "kinds", multiple=True, type=click.Choice(loading_data.FORMATS))
+@click.option("--format", "kinds", multiple=True, type=click.Choice(data.FORMATS))
 @click.option("--mib", default=640, help="Pixels of the data.")
 @click.option("--share-mib", default=256, help="Of the data that may be in memory.")
 @click.option("--rounds", default=3)
@@ -157,17 +157,17 @@ def main(
     """Prints how much of the time devices are idle for data."""
     results = Results(share_mib, rounds, [])
     if output is not None and output.exists():
-        results = loading_report.load(output)
-    for kind in kinds or loading_data.FORMATS:
+        results = report.load(output)
+    for kind in kinds or data.FORMATS:
         case = measure(kind, mib, share_mib, rounds)
         results.cases = [c for c in results.cases if c.format != kind] + [case]
-        results.cases.sort(key=lambda c: loading_data.FORMATS.index(c.format))
+        results.cases.sort(key=lambda c: data.FORMATS.index(c.format))
         results.share_mib, results.rounds = share_mib, rounds
         Console().print(msgspec.to_builtins(case))
         if output is not None:
             text = msgspec.json.format(msgspec.json.encode(results), indent=1)
             output.write_bytes(text + b"\n")
-    print("\n".join(loading_report.lines(results)))
+    print("\n".join(report.lines(results)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """One training of `bench.loading`, in a process of its own: prints what it measured as JSON.
 
-python -m bench.loading_program FOLDER FORMAT ours|torch [STEPS]
+python -m bench.loading.program FOLDER FORMAT ours|torch [STEPS]
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import nn
 
 import shoal
 import shoal.train
-from bench import loading_data
+from bench.loading import data
 from shoal import _core
 
 WARM = 5
@@ -39,7 +39,7 @@ class Pictures(nn.Module):
                 nn.ReLU(),
             ]
         self.body = nn.Sequential(*layers)
-        self.head = nn.Linear(64, loading_data.CLASSES)
+        self.head = nn.Linear(64, data.CLASSES)
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         return self.head(self.body(pixels.float() / 127 - 1).mean(dim=(2, 3)))
@@ -71,8 +71,8 @@ def measured(trainer: shoal.train.Trainer, stream: Iterator[Any], steps: int) ->
 
 def resident(trainer: shoal.train.Trainer) -> Iterator[Any]:
     """The same batch for ever, on the device already: nothing to wait for."""
-    pixels = torch.randint(256, (loading_data.BATCH, 3, loading_data.SIDE, loading_data.SIDE))
-    classes = torch.randint(loading_data.CLASSES, (loading_data.BATCH,))
+    pixels = torch.randint(256, (data.BATCH, 3, data.SIDE, data.SIDE))
+    classes = torch.randint(data.CLASSES, (data.BATCH,))
     device = trainer.groups[0].device
     batch = pixels.to(torch.uint8).to(device), classes.to(device)
     while True:
@@ -92,10 +92,10 @@ def main(folder: Path, kind: str, who: str, steps: int) -> None:
                 before = measured(trainer, first, RESIDENT_STEPS)
                 stream: Iterator[Any]
                 if who == "ours":
-                    loader = loading_data.ours(folder, kind)
+                    loader = data.ours(folder, kind)
                     stream = iter(shoal.train.Feed(loader, trainer.prepare))
                 else:
-                    stream = loading_data.torchs(folder, kind, workers=2)
+                    stream = data.torchs(folder, kind, workers=2)
                 for _ in range(WARM):
                     trainer.step(next(stream))
                 found = measured(trainer, stream, steps)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-RESULTS = Path(__file__).parent / "results" / "loading.json"
+from bench.figures import RESULTS
+
 NAMES = {
     "npy": "`.npy`",
     "safetensors": "safetensors",
@@ -67,5 +68,5 @@ def lines(results: Results) -> list[str]:
     ]
 
 
-def load(path: Path = RESULTS) -> Results:
+def load(path: Path = RESULTS / "loading.json") -> Results:
     return msgspec.json.decode(path.read_bytes(), type=Results)

@@ -25,10 +25,10 @@ import torch
 from rich.console import Console
 
 import shoal
-from bench import memory_report
-from bench.figures import load
+from bench.figures import RESULTS, load
 from bench.measure import Spread
-from bench.memory_report import RESULTS, Case, Results
+from bench.memory import report
+from bench.memory.report import Case, Results
 
 MiB = 2**20
 ENOUGH = "memory=512MiB"
@@ -39,7 +39,7 @@ BURST_S = 0.25  # of the program with enough memory
 
 
 class Program:
-    """A process that runs `bench.memory_program`."""
+    """A process that runs `bench.memory.program`."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdin is not None
@@ -61,7 +61,7 @@ class Program:
 
 @contextmanager
 def started(name: str, *devices: str) -> Iterator[Program]:
-    command = [sys.executable, "-m", "bench.memory_program", name, *devices]
+    command = [sys.executable, "-m", "bench.memory.program", name, *devices]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -185,7 +185,7 @@ def main(rounds: int, only: tuple[str, ...], as_json: bool, output: Path) -> Non
         print(encoded.decode())
     else:
         console.print(f"load average at start: {before:.2f}", highlight=False)
-        for table in memory_report.tables(results).values():
+        for table in report.tables(results).values():
             for line in (*table, ""):
                 console.print(line, highlight=False, soft_wrap=True)
 

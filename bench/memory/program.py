@@ -1,6 +1,6 @@
-"""One program on one device, in a process of its own, driven by lines: see `bench/memory.py`.
+"""One program on one device, in a process of its own, driven by lines: see `bench.memory`.
 
-    python -m bench.memory_program training memory=64MiB,host=1GiB
+    python -m bench.memory.program training memory=64MiB,host=1GiB
 
 A program has one lease, so programs whose bursts alternate are processes. Commands come on standard
 input, answers go to standard output, one JSON value a line: `run N` answers the seconds that N steps

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
+from bench.figures import RESULTS
 from bench.measure import Spread
 
-RESULTS = Path(__file__).parent / "results"
 HEAD = (
     "| program | memory needed / given | time over enough | LRU's | our time over LRU's "
     "| bytes over Belady's | LRU's | LRU's bytes over ours | bytes over the clairvoyant's |",

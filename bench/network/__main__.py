@@ -27,13 +27,13 @@ from tests.support.standing import StandingPool, shoal_command
 
 import shoal
 from bench import report
-from bench.delay_proxy import DelayProxy
+from bench.device.training import pair_of_trainers
+from bench.device.transfers import KIB, MIB, size_name
 from bench.figures import RESULTS, Figure, Machine, Missing, Run, load, processor_name, speed
 from bench.measure import Burst, Pair, Plan, compare, loop, rotate
 from bench.models import PROGRAMS, Program, Trainer
-from bench.socket_peer import FarEnd, SocketCopy
-from bench.training import pair_of_trainers
-from bench.transfers import KIB, MIB, size_name
+from bench.network.delay_proxy import DelayProxy
+from bench.network.socket_peer import FarEnd, SocketCopy
 from shoal.pool.base import limits
 from shoal.pool.wire import tls
 
@@ -210,15 +210,6 @@ def delays(pool: StandingPool, plan: Plan, tell: Tell) -> list[Figure]:
 # --- a narrow way --------------------------------
 
 
-def limit(host: Host, rate: str) -> None:
-    """What leaves the host leaves it no faster than `rate`."""
-    words = ["tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate]
-    words += ["burst", "4mb", "latency", "50ms"]
-    done = subprocess.run(host.command(*words), capture_output=True, text=True)
-    if done.returncode:
-        raise OSError(f"tc: {done.stderr.strip()}")
-
-
 def narrow(plan: Plan, tell: Tell) -> tuple[list[Figure], list[Missing]]:
     """Two hosts as network namespaces, joined by a limited veth pair."""
     found: list[Figure] = []
@@ -228,7 +219,7 @@ def narrow(plan: Plan, tell: Tell) -> tuple[list[Figure], list[Missing]]:
             server, desk = hosts
             for rate in RATES:
                 for host in hosts:
-                    limit(host, rate)
+                    host.limit(rate)
                 tell(f"two hosts, {rate}")
                 found += between(server, desk, Path(directory) / rate, rate, plan)
     except BaseException as error:

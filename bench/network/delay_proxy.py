@@ -1,6 +1,7 @@
 """A long way on one machine: a proxy that passes bytes on after a time, however many there are.
 
-`python -m bench.delay_proxy TARGET_PORT ROUND_TRIP_MS` prints its port. It delays; it does not limit.
+`python -m bench.network.delay_proxy TARGET_PORT ROUND_TRIP_MS` prints its port. It delays and does
+not limit.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def serve(port: int, round_trip_ms: float) -> None:
 
 class DelayProxy:
     def __init__(self, port: int, round_trip_ms: float) -> None:
-        words = [sys.executable, "-m", "bench.delay_proxy", str(port), str(round_trip_ms)]
+        words = [sys.executable, "-m", "bench.network.delay_proxy", str(port), str(round_trip_ms)]
         self._process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())

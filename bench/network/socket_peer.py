@@ -1,7 +1,7 @@
 """A plain copy through a socket, to compare with: `sendall` and `recv_into` of whole buffers, which is
 C speed. With an identity of a pool also through TLS, as Python's own `ssl` does it.
 
-`python -m bench.socket_peer ADDRESS [IDENTITY]` is the far end; it prints its port.
+`python -m bench.network.socket_peer ADDRESS [IDENTITY]` is the far end; it prints its port.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class FarEnd:
     def __init__(
         self, address: str, command: list[str] | None = None, identity: Path | None = None
     ) -> None:
-        words = [sys.executable, "-m", "bench.socket_peer", address]
+        words = [sys.executable, "-m", "bench.network.socket_peer", address]
         words += [str(identity)] if identity else []
         self._process = subprocess.Popen(
             [*(command or []), *words], stdout=subprocess.PIPE, text=True

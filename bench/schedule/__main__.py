@@ -1,11 +1,11 @@
 """Figures of the scheduler: every number about it in docs/figures.md comes from here.
 
-    python bench/schedule.py gavel --data FOLDER   # Gavel's traces, all policies, both restart costs
-    python bench/schedule.py limits --data FOLDER  # what no schedule of Gavel's traces can reach
-    python bench/schedule.py makespans --data FOLDER   # the same for the last finish
-    python bench/schedule.py seeds [--data FOLDER] # synthetic traces that nothing was tuned on
-    python bench/schedule.py scale                 # decisions and a simulated week
-    python bench/schedule.py predict               # error of predicted speeds
+    python -m bench.schedule gavel --data FOLDER   # Gavel's traces, all policies, both restart costs
+    python -m bench.schedule limits --data FOLDER  # what no schedule of Gavel's traces can reach
+    python -m bench.schedule makespans --data FOLDER   # the same for the last finish
+    python -m bench.schedule seeds [--data FOLDER] # synthetic traces that nothing was tuned on
+    python -m bench.schedule scale                 # decisions and a simulated week
+    python -m bench.schedule predict               # error of predicted speeds
 
     python -m bench.pages                          # the tables of docs/figures.md
 
@@ -15,8 +15,6 @@ printed, and written to bench/results/schedule-*.json.
 
 from __future__ import annotations
 
-import json
-import random
 import resource
 import statistics
 import time
@@ -24,14 +22,13 @@ from pathlib import Path
 
 import click
 import numpy as np
-import torch
 
+from bench.schedule.gavel_fifo import GavelFifo
+from bench.schedule.predict import predict
+from bench.schedule.results import print_row, save
 from shoal.schedule.allocator.policy import Policy, TaskState, View, policies
-from shoal.schedule.allocator.time_shares import SharePolicy, Shares
 from shoal.schedule.formats.tables import read_table, read_trace
-from shoal.schedule.model import measure
 from shoal.schedule.model.entities import Kind, Pool, Task
-from shoal.schedule.model.estimates import Predictor, TaskProfile
 from shoal.schedule.model.throughputs import Throughputs
 from shoal.schedule.policies.shoal import Shoal
 from shoal.schedule.simulate.bounds import bounds, completion_bound, makespan_bound
@@ -39,57 +36,29 @@ from shoal.schedule.simulate.metrics import figures
 from shoal.schedule.simulate.simulator import Simulation
 from shoal.schedule.simulate.synthetic import generate
 
-RESULTS = Path(__file__).parent / "results"
 GAVEL_POOL = "v100:8,p100:16,k80:24"
 TRACES = ("max_min_fairness", "minimize_makespan")
+gavels_data = click.option("--data", required=True, type=click.Path(exists=True, path_type=Path))
 
 
-class GavelFifo(SharePolicy):
-    """Gavel's plain FIFO with its defect, to show where its figures come from.
+class Rows(list[dict[str, object]]):
+    """The results of a command. Each is printed as it comes."""
 
-    Its code draws one of the kinds that have room, but then books the last kind of its list, full
-    or not, and when that one is used up exactly it strikes the drawn kind off the list. So the
-    queue piles up on the fastest kind while the others stay empty: a utilisation of 8/48.
-    """
-
-    work_conserving = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._kind_of: dict[int, int] = {}
-        self._draw = random.Random(0)
-
-    def shares(self, view: View) -> Shares:
-        free = [kind.count for kind in view.pool.kinds]
-        gangs = {state.id: state.task.devices for state in view.tasks}
-        waiting = [state for state in view.tasks if state.id not in self._kind_of]
-        for task, kind in sorted(self._kind_of.items()):
-            if task in gangs:
-                free[kind] -= gangs[task]
-                continue
-            del self._kind_of[task]  # It is done; the head of the queue takes its kind, if it fits.
-            head = waiting.pop(0) if waiting else None
-            if head is not None and head.task.devices <= free[kind] and view.may_run(head, kind):
-                self._kind_of[head.id] = kind
-                free[kind] -= head.task.devices
-        listed = [kind for kind in reversed(range(len(free))) if free[kind] > 0]
-        for state in waiting:
-            fits = [kind for kind in listed if free[kind] >= state.task.devices]
-            if not fits:
-                break
-            kind = listed[-1] if view.may_run(state, listed[-1]) else 1
-            drawn = self._draw.choice(fits)
-            self._kind_of[state.id] = kind
-            free[kind] -= state.task.devices
-            if free[kind] == 0:
-                listed.remove(drawn)
-        unit = np.eye(len(free))
-        return {(task,): unit[kind] for task, kind in self._kind_of.items()}
+    def add(self, row: dict[str, object]) -> None:
+        self.append(row)
+        print_row(row)
 
 
-def _save(name: str, rows: object) -> None:
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"schedule-{name}.json").write_text(json.dumps(rows, indent=1) + "\n")
+class Gavel:
+    """Gavel's pool, measured speeds and traces."""
+
+    def __init__(self, data: Path) -> None:
+        self.table = read_table(data / "physical_cluster_throughputs.json")
+        self.pool = Pool.parse(GAVEL_POOL)
+        self._traces = data / "traces"
+
+    def tasks(self, trace: str) -> list[Task]:
+        return read_trace(self._traces / f"{trace}.trace").tasks
 
 
 def _row(
@@ -97,7 +66,7 @@ def _row(
 ) -> dict[str, object]:
     result = Simulation(pool, table, tasks, policy, 360.0, cost_s).run()
     f = figures(result, name, 360.0, cost_s, None)
-    row = {
+    return {
         "policy": name,
         "restart_cost_s": cost_s,
         "average_h": round(f.average_completion_s / 3600, 3),
@@ -110,11 +79,6 @@ def _row(
         "solve_max_ms": round(f.solve_max_s * 1e3, 1),
         "decision_gap": None if f.decision_gap_mean is None else round(f.decision_gap_mean, 4),
     }
-    return row
-
-
-def _print(row: dict[str, object]) -> None:
-    print("  ".join(f"{name}={value}" for name, value in row.items()), flush=True)
 
 
 @click.group()
@@ -123,46 +87,42 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--data", required=True, type=click.Path(exists=True, path_type=Path))
+@gavels_data
 def gavel(data: Path) -> None:
     """All policies on Gavel's two traces, without and with a restart cost."""
-    table = read_table(data / "physical_cluster_throughputs.json")
-    pool = Pool.parse(GAVEL_POOL)
-    rows: list[dict[str, object]] = []
+    world, rows = Gavel(data), Rows()
+    table, pool = world.table, world.pool
     for trace in TRACES:
-        tasks = read_trace(data / "traces" / f"{trace}.trace").tasks
+        tasks = world.tasks(trace)
         known = bounds(pool, table, tasks)
-        row: dict[str, object] = {
-            "trace": trace,
-            "policy": "bound, 2 on a device",
-            "average_h": round(known.average_completion_s / 3600, 3),
-            "makespan_h": round(known.makespan_s / 3600, 2),
-        }
-        rows.append(row)
-        _print(row)
+        rows.add(
+            {
+                "trace": trace,
+                "policy": "bound, 2 on a device",
+                "average_h": round(known.average_completion_s / 3600, 3),
+                "makespan_h": round(known.makespan_s / 3600, 2),
+            }
+        )
         made = {name: policy for name, policy in sorted(policies().items()) if name != "shoal"}
         fifo = _row("fifo with Gavel's defect", pool, table, tasks, GavelFifo(), 0.0)
-        rows.append({"trace": trace} | fifo)
-        _print(rows[-1])
+        rows.add({"trace": trace} | fifo)
         three = Simulation(pool, table, tasks, Shoal(), 360.0, together_max=3).run()
-        row = {
-            "trace": trace,
-            "policy": "shoal, 3 on a device (predicted from pairs)",
-            "average_h": round(float(three.completions_s.mean()) / 3600, 3),
-            "makespan_h": round(three.makespan_s / 3600, 2),
-        }
-        rows.append(row)
-        _print(row)
+        rows.add(
+            {
+                "trace": trace,
+                "policy": "shoal, 3 on a device (predicted from pairs)",
+                "average_h": round(float(three.completions_s.mean()) / 3600, 3),
+                "makespan_h": round(three.makespan_s / 3600, 2),
+            }
+        )
         for cost_s in (0.0, 60.0):
             for name, policy in made.items():
-                rows.append({"trace": trace} | _row(name, pool, table, tasks, policy(), cost_s))
-                _print(rows[-1])
+                rows.add({"trace": trace} | _row(name, pool, table, tasks, policy(), cost_s))
             for balance in (0.0, 0.1, 0.3, 1.0) if cost_s == 0 else (0.3,):
                 name = f"shoal, balance {balance:g}"
                 shoal = Shoal(balance)
-                rows.append({"trace": trace} | _row(name, pool, table, tasks, shoal, cost_s))
-                _print(rows[-1])
-    _save("gavel", rows)
+                rows.add({"trace": trace} | _row(name, pool, table, tasks, shoal, cost_s))
+    save("gavel", rows)
 
 
 #: Aims for Gavel's traces, hours: average completion time and makespan in one run.
@@ -170,16 +130,15 @@ AIMS = {"max_min_fairness": (3.0, 16.7), "minimize_makespan": (6.05, 16.3)}
 
 
 @main.command()
-@click.option("--data", required=True, type=click.Path(exists=True, path_type=Path))
+@gavels_data
 @click.option("--intervals", default=32, show_default=True, help="More are tighter and slower.")
 def limits(data: Path, intervals: int) -> None:
     """The least average completion time: of any schedule, of those that end by the aim's makespan,
     and of those that also start tasks only at the rounds of 360 s."""
-    table = read_table(data / "physical_cluster_throughputs.json")
-    pool = Pool.parse(GAVEL_POOL)
-    rows: list[dict[str, object]] = []
+    world, rows = Gavel(data), Rows()
+    table, pool = world.table, world.pool
     for trace, (average_h, makespan_h) in AIMS.items():
-        tasks = read_trace(data / "traces" / f"{trace}.trace").tasks
+        tasks = world.tasks(trace)
         # Three on a device are predicted from pairs: nobody measured them.
         for together, latest_h, round_s in (
             (2, None, None),
@@ -192,38 +151,37 @@ def limits(data: Path, intervals: int) -> None:
                 pool, table, tasks, together, latest_s, round_s, intervals if together == 2 else 16
             )
             assert bound_s is not None, "the makespan's own bound is below the aim"
-            row: dict[str, object] = {
-                "trace": trace,
-                "on_a_device": together,
-                "makespan_at_most_h": latest_h,
-                "rounds_s": round_s,
-                "average_at_least_h": round(bound_s / 3600, 3),
-                "aim_h": average_h,
-            }
-            rows.append(row)
-            _print(row)
-    _save("limits", rows)
+            rows.add(
+                {
+                    "trace": trace,
+                    "on_a_device": together,
+                    "makespan_at_most_h": latest_h,
+                    "rounds_s": round_s,
+                    "average_at_least_h": round(bound_s / 3600, 3),
+                    "aim_h": average_h,
+                }
+            )
+    save("limits", rows)
 
 
 @main.command()
-@click.option("--data", required=True, type=click.Path(exists=True, path_type=Path))
+@gavels_data
 def makespans(data: Path) -> None:
     """The least makespan of any schedule of Gavel's traces: one linear program each, seconds."""
-    table = read_table(data / "physical_cluster_throughputs.json")
-    pool = Pool.parse(GAVEL_POOL)
-    rows: list[dict[str, object]] = []
+    world, rows = Gavel(data), Rows()
+    table, pool = world.table, world.pool
     for trace in TRACES:
-        tasks = read_trace(data / "traces" / f"{trace}.trace").tasks
+        tasks = world.tasks(trace)
         for together in (2, 3):
             bound_s = makespan_bound(pool, table, tasks, together)
-            row: dict[str, object] = {
-                "trace": trace,
-                "on_a_device": together,
-                "makespan_at_least_h": round(bound_s / 3600, 3),
-            }
-            rows.append(row)
-            _print(row)
-    _save("makespans", rows)
+            rows.add(
+                {
+                    "trace": trace,
+                    "on_a_device": together,
+                    "makespan_at_least_h": round(bound_s / 3600, 3),
+                }
+            )
+    save("makespans", rows)
 
 
 def own_table(seed: int, kinds: int = 4, types: int = 20) -> Throughputs:
@@ -242,7 +200,7 @@ def own_table(seed: int, kinds: int = 4, types: int = 20) -> Throughputs:
 @click.option("--seeds", default=4)
 def seeds(data: Path | None, seeds: int) -> None:
     """Synthetic traces: the policy against baselines, as ratios to the best baseline."""
-    rows = []
+    rows = Rows()
     for seed in range(seeds):
         worlds: list[tuple[str, Pool, Throughputs]] = [
             (
@@ -275,15 +233,14 @@ def seeds(data: Path | None, seeds: int) -> None:
                     row[figure] = mine[figure]
                     row[f"{figure}_best"] = best[figure]
                     row[f"{figure}_by"] = best["policy"]
-                rows.append(row)
-                _print(row)
+                rows.add(row)
     for figure in ("average_h", "p99_h", "makespan_h", "worst_ratio"):
         ratios = [float(str(r[figure])) / float(str(r[f"{figure}_best"])) for r in rows]
         print(
             f"{figure}: shoal / best baseline of that figure: median {statistics.median(ratios):.2f}, "
             f"worst {max(ratios):.2f}, best {min(ratios):.2f}"
         )
-    _save("seeds", rows)
+    save("seeds", rows)
 
 
 def _many(tasks: int, kinds: int, devices: int, seed: int) -> View:
@@ -298,7 +255,7 @@ def _many(tasks: int, kinds: int, devices: int, seed: int) -> View:
 @click.option("--week/--no-week", default=True)
 def scale(week: bool) -> None:
     """Time of one decision, and a week of arrivals on 500 nodes with 8 devices each."""
-    rows: list[dict[str, object]] = []
+    rows = Rows()
     for tasks, devices in ((100, 20), (1000, 20), (1000, 100), (10_000, 100)):
         spent, worked, gaps = [], [], []
         for seed in range(5):
@@ -309,22 +266,21 @@ def scale(week: bool) -> None:
             spent.append(time.perf_counter() - start_s)
             worked.append(time.process_time() - start_cpu_s)
             gaps.append(plan.gap or 0.0)
-        row: dict[str, object] = {
-            "waiting": tasks,
-            "kinds": 10,
-            "devices": 10 * devices,
-            "median_s": round(statistics.median(spent), 3),
-            "max_s": round(max(spent), 3),
-            "cpu_median_s": round(statistics.median(worked), 3),
-            "cpu_max_s": round(max(worked), 3),
-            "gap_max": round(max(gaps), 4),
-        }
-        rows.append(row)
-        _print(row)
+        rows.add(
+            {
+                "waiting": tasks,
+                "kinds": 10,
+                "devices": 10 * devices,
+                "median_s": round(statistics.median(spent), 3),
+                "max_s": round(max(spent), 3),
+                "cpu_median_s": round(statistics.median(worked), 3),
+                "cpu_max_s": round(max(worked), 3),
+                "gap_max": round(max(gaps), 4),
+            }
+        )
     if week:
-        rows.append(_week())
-        _print(rows[-1])
-    _save("scale", rows)
+        rows.add(_week())
+    save("scale", rows)
 
 
 def _week() -> dict[str, object]:
@@ -352,84 +308,7 @@ def _week() -> dict[str, object]:
     }
 
 
-class Declared:
-    """A clock for a CPU device that is declared slower: its seconds last longer.
-
-    It counts the seconds in which this process ran, so what else the machine does is left out.
-    """
-
-    def __init__(self, speed: float) -> None:
-        self.speed = speed
-
-    def __call__(self) -> float:
-        return time.process_time() / self.speed
-
-
-def _models() -> dict[str, tuple[torch.nn.Module, torch.Tensor]]:
-    wide = torch.nn.Sequential(
-        torch.nn.Linear(512, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 10)
-    )
-    deep = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(16)])
-    conv = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 16, 3),
-        torch.nn.ReLU(),
-        torch.nn.Flatten(),
-        torch.nn.Linear(16 * 900, 10),
-    )
-    layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
-    return {
-        "wide": (wide, torch.randn(64, 512)),
-        "deep": (deep, torch.randn(16, 64)),
-        "conv": (conv, torch.randn(8, 3, 32, 32)),
-        "transformer": (layer, torch.randn(8, 32, 64)),
-    }
-
-
-def _profile(name: str, kind: str, device: object, clock: Declared) -> TaskProfile:
-    model, batch = _models()[name]
-    optimizer = torch.optim.AdamW(model.parameters())
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(batch).square().mean().backward()
-        optimizer.step()
-
-    return measure.measure_task(name, step, model, optimizer, len(batch), device, clock=clock)  # type: ignore[arg-type]
-
-
-@main.command()
-def predict() -> None:
-    """Profile tasks on one CPU device, predict them on others, then run them there.
-
-    The others are the same CPU declared at other speeds, and a roofline that was never corrected.
-    """
-    torch.set_num_threads(1)
-    speeds = {"cpu-1.0": 1.0, "cpu-0.5": 0.5, "cpu-0.25": 0.25}
-    clocks = {kind: Declared(speed) for kind, speed in speeds.items()}
-    devices = {kind: measure.measure_device("cpu", kind, clock=clocks[kind]) for kind in speeds}
-    rows: list[dict[str, object]] = []
-    predictor = Predictor(list(devices.values()))
-    for name in _models():
-        first = _profile(name, "cpu-1.0", devices["cpu-1.0"], clocks["cpu-1.0"])
-        bare = Predictor([]).predict(
-            TaskProfile(name, 1, 0, 0, 0, first.operators), devices["cpu-1.0"]
-        )
-        observed = first.steps_per_s["cpu-1.0"]
-        row: dict[str, object] = {
-            "task": name,
-            "roofline_error": round(bare.steps_per_s / observed - 1, 3),
-        }
-        predictor.observe(first, devices["cpu-1.0"], observed)
-        for kind in ("cpu-0.5", "cpu-0.25"):
-            guess = predictor.predict(first, devices[kind]).steps_per_s
-            real = _profile(name, kind, devices[kind], clocks[kind]).steps_per_s[kind]
-            row[f"error_{kind}"] = round(guess / real - 1, 3)
-            predictor.observe(first, devices[kind], real)
-        rows.append(row)
-        _print(row)
-    rows.append({"mean_error": round(predictor.error(), 3)})
-    _print(rows[-1])
-    _save("predict", rows)
+main.add_command(predict)
 
 
 if __name__ == "__main__":

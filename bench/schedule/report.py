@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+from bench.figures import RESULTS
+
 TRACES = ("max_min_fairness", "minimize_makespan")
 FIGURES = ("average_h", "p99_h", "makespan_h", "worst_ratio")
 #: Rows of the tables, and what the results call them.
@@ -51,7 +51,7 @@ def load(name: str) -> list[Row]:
 
 
 def gavel(policies: dict[str, str], restart_cost_s: float) -> Iterator[str]:
-    """`bench/schedule.py gavel`: average / p99 / makespan and worst ratio, T1 and T2."""
+    """`bench.schedule gavel`: average / p99 / makespan and worst ratio, T1 and T2."""
     found = {
         (row["trace"], row["policy"]): row
         for row in load("gavel")
@@ -77,7 +77,7 @@ def bounds() -> Iterator[str]:
 
 
 def limits() -> Iterator[str]:
-    """`bench/schedule.py limits`: what no schedule can reach."""
+    """`bench.schedule limits`: what no schedule can reach."""
     found = {
         (r["trace"], r["on_a_device"], bool(r["makespan_at_most_h"]), bool(r["rounds_s"])): r
         for r in load("limits")
@@ -87,7 +87,7 @@ def limits() -> Iterator[str]:
 
 
 def seeds() -> Iterator[str]:
-    """`bench/schedule.py seeds`: medians of `shoal` against the best baseline of each figure."""
+    """`bench.schedule seeds`: medians of `shoal` against the best baseline of each figure."""
     rows = load("seeds")
     for world, per_hour in dict.fromkeys((r["world"], r["per_hour"]) for r in rows):
         mine = [r for r in rows if (r["world"], r["per_hour"]) == (world, per_hour)]
@@ -102,7 +102,7 @@ def seeds() -> Iterator[str]:
 
 
 def scale() -> Iterator[str]:
-    """`bench/schedule.py scale`: CPU time of one decision."""
+    """`bench.schedule scale`: CPU time of one decision."""
     for row in load("scale"):
         if "week" not in row:
             yield _line(
@@ -112,7 +112,7 @@ def scale() -> Iterator[str]:
 
 
 def week() -> Iterator[str]:
-    """`bench/schedule.py scale`: a week of arrivals, simulated."""
+    """`bench.schedule scale`: a week of arrivals, simulated."""
     (row,) = [row for row in load("scale") if "week" in row]
     yield _line("devices", f"{row['devices']:,}")
     yield _line("tasks", f"{row['tasks']:,}")
@@ -124,7 +124,7 @@ def week() -> Iterator[str]:
 
 
 def predictions() -> Iterator[str]:
-    """`bench/schedule.py predict`: errors of predicted speeds."""
+    """`bench.schedule predict`: errors of predicted speeds."""
     for row in load("predict"):
         if "task" in row:
             errors = (row["error_cpu-0.5"], row["error_cpu-0.25"], row["roofline_error"])

@@ -6,7 +6,7 @@ may be the network's, and is lost when its connection gives it up. With on_lost=
 waits until the others have let go of the step, and with "continue" there is none: what counts is
 when the step was done without the lost group.
 
-    python -m bench.train_faults [--rounds 5] [--output bench/results/train-faults.json]
+    python -m bench.train.faults [--rounds 5] [--output bench/results/train-faults.json]
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from tests.support.standing import StandingPool
 
 import shoal
 import shoal.train
-from bench import train_report
 from bench.models import Gpt
+from bench.train import report
 from shoal.train.step.recovery import OnLost
 
 DEVICE = "cpu,threads=1,memory=256MiB"
@@ -159,7 +159,7 @@ def main(rounds: int, output: Path | None) -> None:
                     results[f"{word}, {where}"] = rounds_of(
                         rounds, connect, which, on_lost, lambda: pool.until_whole(2)
                     )
-    print("\n".join(train_report.faults(results)))
+    print("\n".join(report.faults(results)))
     if output is not None:
         output.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -1,10 +1,10 @@
-"""Two groups on devices of two hosts, beside DDP between the same two: `python -m bench.train_hosts`.
+"""Two groups on devices of two hosts, beside DDP between the same two: `python -m bench.train.hosts`.
 
 Hosts are network namespaces of this machine, whose cables carry a limited rate; the program is at a
 third. Gradients go from worker to worker through TLS 1.3, DDP's (Gloo) as they are. All share two
 cores, with what it takes to encrypt: what is to be seen is whether devices wait for their cables.
 
-    python -m bench.train_hosts [--quick] [--model GPT] [--output bench/results/train-hosts.json]
+    python -m bench.train.hosts [--quick] [--model GPT] [--output bench/results/train-hosts.json]
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from tests.support.cluster import Cluster
 from tests.support.namespaces import Host, Hosts
 
 import shoal
-from bench.network import limit
-from bench.train import CEILING, Contestant, Programs, ours, peers, race, show, summary
-from bench.train_peers import MODELS, made, serve
+from bench.train.peers import MODELS, made, serve
+from bench.train.race import CEILING, Contestant, Programs, ours, peers, race, show, summary
 
 RATES = ("1gbit", "10gbit")
 MEMORY = "3GiB"
@@ -33,7 +32,7 @@ MEMORY = "3GiB"
 
 def at_desk(cluster: Cluster, model: str) -> Programs:
     """The program that trains on both hosts' devices."""
-    words = [sys.executable, "-m", "bench.train_hosts", "--inside", model]
+    words = [sys.executable, "-m", "bench.train.hosts", "--inside", model]
     variables = ("HOME", "SHOAL_STATE", "SHOAL_IDENTITY")
     here = ["env", *(f"{name}={cluster.desk.environment[name]}" for name in variables)]
     return Programs("two groups", [cluster.desk.host.command(*here, *words)])
@@ -94,7 +93,7 @@ def main(
         for chosen in model or MODELS:
             for cable in rate or RATES:
                 for host in hosts:
-                    limit(host, cable)
+                    host.limit(cable)
                 times, most_stolen = compare(chosen, hosts, rounds, burst_s)
                 stolen = max(stolen, most_stolen)
                 tables[f"{chosen}, {cable}"] = found = summary(times)

@@ -1,4 +1,4 @@
-"""Parts of a training over two devices, each by itself: `python -m bench.train_parts`.
+"""Parts of a training over two devices, each by itself: `python -m bench.train.parts`.
 
 - controller: a message from the program to two groups and back, which a step needs once;
 - exchange: 12 MB of gradients of two devices summed and brought back to both, beside Gloo's
@@ -32,10 +32,11 @@ from rich.table import Table
 
 import shoal
 import shoal.train
-from bench.train_peers import adamw, loss_of, made
+from bench import figures
+from bench.train.peers import adamw, loss_of, made
 from shoal.train.group.devices import add_from
 
-RESULTS = Path(__file__).parent / "results" / "train-parts.json"
+RESULTS = figures.RESULTS / "train-parts.json"
 GRADIENTS = 3 * 10**6  # float32: 12 MB
 DEVICES = ["cpu,threads=1,memory=2GiB"] * 2
 STEPS_WHOLE, STEPS_AFTER = 14, 12

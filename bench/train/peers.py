@@ -1,6 +1,6 @@
 """The programs that `bench.train` compares: each rank is a process that runs steps when told to.
 
-`python -m bench.train_peers ROLE MODEL RANK ADDRESS PORT SPEEDS` reads a number of steps from each line
+`python -m bench.train.peers ROLE MODEL RANK ADDRESS PORT SPEEDS` reads a number of steps from each line
 of its input and answers with the seconds that they took. The ranks meet at the first one's ADDRESS;
 SPEEDS are those of all: `1.0,0.45`.
 """

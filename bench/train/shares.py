@@ -1,4 +1,4 @@
-"""How well shares follow devices whose speed wanders: `python -m bench.train_shares`.
+"""How well shares follow devices whose speed wanders: `python -m bench.train.shares`.
 
 First the times that two devices work in each step are recorded, with a division that stays. Then
 policies are replayed on them: what would a step have taken that waits for the slower of both? All are
@@ -21,7 +21,7 @@ from rich.table import Table
 
 import shoal
 import shoal.train
-from bench.train_peers import MODELS, adamw, loss_of, made, shares
+from bench.train.peers import MODELS, adamw, loss_of, made, shares
 from shoal.train.group.batch_split import Divider
 
 Times = list[tuple[float, ...]]

@@ -1,0 +1,1 @@
+"""The device's speed beside local torch: `python -m bench.device`."""

@@ -1,0 +1,1 @@
+"""How long a device waits for data from the disk: `python -m bench.loading`."""

@@ -1,0 +1,1 @@
+"""Training over two devices beside PyTorch's own ways: `python -m bench.train`."""
