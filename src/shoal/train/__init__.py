@@ -23,7 +23,7 @@ from shoal.train.group.timeline import Span, Timeline
 from shoal.train.model.stages import cut
 from shoal.train.run.checkpoint import Checkpoints, Snapshot, latest, restore, snapshot
 from shoal.train.run.fit import History, fit
-from shoal.train.step.batch_division import Prepared
+from shoal.train.step.prepared_batches import Prepared
 from shoal.train.step.trainer import Trainer
 from shoal.train.step.training_step import Step
 

@@ -1,4 +1,4 @@
-"""Divides batches over the groups: splits that follow their times, micro-batches that fit memory."""
+"""Prepares batches: divides them over the groups by time and memory, and sends the micro-batches."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Prepared:
     groups: tuple[int, ...] = ()  # the indices of the groups that it is divided for
 
 
-class Division:
+class BatchPreparer:
     """Divides batches, and learns from the steps' times and memory how.
 
     Args:

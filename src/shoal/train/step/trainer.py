@@ -24,7 +24,7 @@ from shoal.train.group.groups import WorkerGroup, WorkerGroups
 from shoal.train.group.timeline import Timeline
 from shoal.train.model.build import Builder
 from shoal.train.model.replicas import MicroBatch, Objective, Replica, beside, copy_replica, place
-from shoal.train.step.batch_division import Division, Prepared
+from shoal.train.step.prepared_batches import BatchPreparer, Prepared
 from shoal.train.step.recovery import OnLost, Recovery
 from shoal.train.step.training_step import Step, StepOptions, TrainingSteps
 
@@ -98,7 +98,7 @@ class Trainer:
         self._shards_optimizer = _may_shard(optimizer, on_lost, divide_update)
         limits = tuple(batch_limits) if batch_limits is not None else None
         micros = self._builder.micro_batches_for
-        self._division = Division(weigh or batches.size, balance, limits, micros)
+        self._preparer = BatchPreparer(weigh or batches.size, balance, limits, micros)
         self._bucket_bytes = bucket_bytes
         self._timeout_s = step_timeout_s
         self._homes = {n: t.device for n, t in [*model.named_parameters(), *model.named_buffers()]}
@@ -108,7 +108,7 @@ class Trainer:
         )
         scale = LossScale() if autocast is torch.float16 else None
         options = StepOptions(step_timeout_s, clip_norm, nan, awaits_sums=on_lost != "stop")
-        self._steps = TrainingSteps(self._replicas, self._division, self._recovery, scale, options)
+        self._steps = TrainingSteps(self._replicas, self._preparer, self._recovery, scale, options)
         self._stop_listening: Callable[[], None] = _nothing
         self._unhook: Callable[[], None] = _nothing
 
@@ -128,7 +128,7 @@ class Trainer:
         program prepares the next batch. `synchronize()` waits for them.
         """
         self.timeline.collect()
-        self._division.learn(self.steps, self._replicas)  # before the batch is divided
+        self._preparer.learn(self.steps, self._replicas)  # before the batch is divided
         ready = batch if isinstance(batch, Prepared) else self.prepare(batch)
         self.build(ready.batch)
         return self._steps.run(ready)
@@ -154,7 +154,7 @@ class Trainer:
             self._unhook = hook.remove
         has_norm = any(isinstance(m, _BatchNorm) for m in self.model.modules())
         speeds = [self._builder.speed(r.group) * r.stages for r in self._replicas]
-        self._division.begin(speeds, least=2 if has_norm else 0)
+        self._preparer.begin(speeds, least=2 if has_norm else 0)
         self._connect()
         self._stop_listening = self.groups.on_trouble(self._on_trouble, lambda: self.steps)
 
@@ -187,7 +187,7 @@ class Trainer:
             self._steps.exchange.close()
 
     def _connect_without(self, slot: int) -> None:
-        self._division.drop(slot)
+        self._preparer.drop(slot)
         self._connect()
 
     # --- beside the steps ---
@@ -199,11 +199,11 @@ class Trainer:
         self.build(batch)
         ready = Prepared(batch, batches.size(batch))
         while True:
-            self._division.divide_by_speed(ready, self._replicas)
+            self._preparer.divide_by_speed(ready, self._replicas)
             try:
                 return self._evaluate(ready.micro_batches)
             except GroupError as error:
-                if not self._division.cut_finer(error, ready):
+                if not self._preparer.cut_finer(error, ready):
                     raise
 
     def _evaluate(self, by_group: Sequence[Sequence[MicroBatch]]) -> float:

@@ -44,7 +44,7 @@ from shoal.train.model.replicas import (
     adopt_hyperparameters,
     hyperparameters,
 )
-from shoal.train.step.batch_division import Division, Prepared
+from shoal.train.step.prepared_batches import BatchPreparer, Prepared
 from shoal.train.step.recovery import Recovery
 
 #: Losses of one group's micro-batches, with their weights.
@@ -87,7 +87,7 @@ class TrainingSteps:
     def __init__(
         self,
         replicas: list[Replica],
-        division: Division,
+        preparer: BatchPreparer,
         recovery: Recovery,
         scale: LossScale | None,
         options: StepOptions,
@@ -97,7 +97,7 @@ class TrainingSteps:
         self.events = StepEvents(0)  # of the present step
         self.replay = ReplayPolicy()
         self._replicas = replicas
-        self._division = division
+        self._preparer = preparer
         self._recovery = recovery
         self._scale = scale
         self._options = options
@@ -111,7 +111,7 @@ class TrainingSteps:
         ready = Prepared(batch, batches.size(batch))
         replicas = list(self._replicas)
         if replicas:  # before the first step there is nothing to send to
-            self._division.divide(ready, replicas)
+            self._preparer.divide(ready, replicas)
             firsts = [replica.used_members[0].device for replica in replicas]
             node_data.ask([[m.batch for m in group] for group in ready.micro_batches], firsts)
             for device, group in zip(firsts, ready.micro_batches, strict=True):
@@ -131,13 +131,13 @@ class TrainingSteps:
                 self._recovery.go_on_without(error)
             except GroupError as error:
                 # After the commit nothing is repeated: some groups have updated their weights.
-                if error.step != self.done or not self._division.cut_finer(error, ready):
+                if error.step != self.done or not self._preparer.cut_finer(error, ready):
                     raise
 
     def _attempt(self, ready: Prepared) -> Step:
         number = self.done
         if ready.groups != tuple(replica.group.index for replica in self._replicas):
-            self._division.divide(ready, self._replicas)
+            self._preparer.divide(ready, self._replicas)
         futures = self._start_groups(ready)
         self._await_groups(futures)
         loss = self._loss(futures)
@@ -148,7 +148,7 @@ class TrainingSteps:
         if self._scale is not None:
             self._scale.learn(overflowed)
         self.done += 1
-        self._division.committed(number, ready, self._replicas)
+        self._preparer.committed(number, ready, self._replicas)
         self._recovery.finish(futures, number)
         return Step(number, ready.samples, ready.counts, loss, skipped)
 
