@@ -193,9 +193,11 @@ def test_a_program_that_ends_while_its_pool_starts_is_quiet(ending: str) -> None
 
 
 def test_an_address_of_another_machine(tmp_path: Path) -> None:
-    text = commands.refused(tmp_path, "up", "--listen", "192.0.2.1", "--device", GOOD)
+    # A name of its own: whoever runs the tests may have a pool `default`.
+    typed = ("up", "--name", f"t{os.getpid()}", "--listen", "192.0.2.1", "--device", GOOD)
+    text = commands.refused(tmp_path, *typed)
     assert "--listen: cannot listen at 192.0.2.1:7433: Cannot assign requested address" in text
-    done = commands.run(tmp_path, "up", "--listen", "192.0.2.1", "--device", GOOD)
+    done = commands.run(tmp_path, *typed)
     assert "RuntimeWarning" not in done.err
     assert len(done.err.splitlines()) == 1, done.err
 

@@ -6,14 +6,14 @@ import time
 
 import click
 
-from shoal.cli.common import govern, json_option, name_option, print_json
+from shoal.cli.common import govern, governed_option, json_option, print_json
 from shoal.pool.wire import messages
 
 
 @click.group(invoke_without_command=True)
 @click.option("--count", default=50, show_default=True, type=click.IntRange(1, 500),
               help="Number of entries.")  # fmt: skip
-@name_option
+@governed_option
 @json_option
 @click.pass_context
 def audit(context: click.Context, count: int, name: str, as_json: bool) -> None:
@@ -33,7 +33,7 @@ def audit(context: click.Context, count: int, name: str, as_json: bool) -> None:
 @click.option(
     "--noted", default="", metavar="HASH", help="A hash that this command printed earlier."
 )
-@name_option
+@governed_option
 @json_option
 def verify(noted: str, name: str, as_json: bool) -> None:
     """Recompute the log's chain of hashes. Note the last hash: it proves everything before it."""

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from shoal.errors import PoolError
 from shoal.pool.base import limits, paths
@@ -27,6 +28,12 @@ pool_option = click.option(
 name_option = click.option(
     "--name", default="default", show_default=True, help="Name of the pool on this machine."
 )
+
+governed_option = click.option(
+    "--name", default="default",
+    help="Name of a pool on this machine. Default: $SHOAL_POOL if it is on this machine or you are its "
+    "admin, else the pool that you joined as admin, else `default`.",
+)  # fmt: skip
 
 
 def pool_url(pool: str | None) -> str:
@@ -77,16 +84,21 @@ def ask(url: str, request: messages.FromClient, answer: type[Answer]) -> Answer:
 
 
 def govern(name: str, request: messages.OwnerRequest, answer: type[Answer]) -> Answer:
-    """Send a request that an admin may: on the head's machine, or as an admin from another."""
+    """Send a request that an admin may: on the head's machine, or as an admin from another.
+
+    Without `--name` it means the pool that other commands mean, if this user may govern that.
+    """
+    context = click.get_current_context()
+    joined = head_connection.default_url()
+    named = context.get_parameter_source("name") is not ParameterSource.DEFAULT
+    if joined is not None and not named and (joined.startswith(LOCAL_PREFIX) or joined_as_admin()):
+        return ask(joined, request, answer)
     try:
         return ask(local_url(name), request, answer)
     except NoPool:
-        joined = head_connection.default_url()
         if joined is None or not joined.startswith(NETWORK_PREFIX):
             raise
-        if joined_as_admin():
-            return ask(joined, request, answer)
-        verb = click.get_current_context().info_name
+        verb = context.info_name
         raise PoolError(
             f"`shoal {verb}` is for the pool's owner, on the head's machine, and for admins. This "
             f"machine is only a client of {joined}, and does not run a pool {name} of its own. Type "

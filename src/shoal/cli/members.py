@@ -10,10 +10,10 @@ from shoal.cli.common import (
     ago,
     ask,
     govern,
+    governed_option,
     joined_as_admin,
     json_option,
     local_url,
-    name_option,
     print_json,
     print_table,
 )  # fmt: skip
@@ -47,7 +47,7 @@ from shoal.units import parse_bytes, show_bytes
     help="Most devices that its bearer may hold at once; 0: only what an event grants.",
 )
 @click.option("--memory", help="Most memory that its bearer may hold at once, like 8GiB.")
-@name_option
+@governed_option
 @json_option
 def code(
     node: bool,
@@ -84,7 +84,7 @@ def code(
 
 
 @click.command()
-@name_option
+@governed_option
 @json_option
 def clients(name: str, as_json: bool) -> None:
     """List the clients and nodes of the pool."""
@@ -107,7 +107,7 @@ def clients(name: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("who", metavar="NAME")
-@name_option
+@governed_option
 @json_option
 def revoke(who: str, name: str, as_json: bool) -> None:
     """Remove a client or node: its sessions end now, and its certificate is refused."""

@@ -400,6 +400,13 @@ def test_an_admin_governs_from_another_machine(open_pool: StandingPool, tmp_path
     assert typed("revoke", "sub").code == 0
 
 
+def test_shoal_pool_names_the_pool_that_is_governed(
+    open_pool: StandingPool, tmp_path: Path
+) -> None:
+    done = commands.run(tmp_path, "clients", "--json", SHOAL_POOL=open_pool.url)
+    assert done.code == 0, done
+
+
 def test_a_quota_comes_with_the_code(
     open_pool: StandingPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
