@@ -24,6 +24,8 @@ from shoal.pool.base.addresses import (
     split_address,
 )
 from shoal.pool.base.folders import named
+from shoal.pool.engines import engine as engines
+from shoal.pool.engines.local import LocalEngine
 from shoal.pool.local import agent_process, head_process, runner_process, supervisor
 from shoal.pool.wire import messages
 from shoal.tasks.rules import DEFAULT, RULES
@@ -109,25 +111,23 @@ def up(
         _set_metrics(head, metrics)
     if not as_json and sys.stderr.isatty():
         click.echo("starting the devices …", err=True)
-    processes = [
-        starting.supervised("head", head_process, head),
-        starting.supervised("agent", agent_process, agent),
-    ]
+    plan = engines.Plan(name, head, agent)
     if tasks is not False:
         run = runner_process.Options(f"owner@{agent.node}", local_url(name), str(state / "runner"))
-        processes.append(starting.supervised("runner", runner_process, run))
+        plan.beside.append(starting.supervised("runner", runner_process, run))
     if tasks:
-        processes += _of_others(state, head, agent)
+        plan.beside += _of_others(state, head, agent)
     address = None
     if not no_web:
         site, listener = _web_options(state, head, web)
         address = options.address_of(site)
-        processes.append(
+        plan.beside.append(
             supervisor.Supervised(
                 "web", "shoal.web.process", msgspec.json.encode(site).decode(), (listener.fileno(),)
             )
         )
-    starting.run(processes, lambda: _announce(name, head, address, as_json), ready_fd)
+    watcher = LocalEngine().watcher(plan)
+    starting.run(watcher, lambda: _announce(name, head, address, as_json), ready_fd)
     del lock
 
 
@@ -212,7 +212,7 @@ def _announce(name: str, head: head_process.Options, web: str | None, as_json: b
 @json_option
 def down(name: str, as_json: bool) -> None:
     """End a pool or node on this machine. Its clients' sessions end."""
-    ended = supervisor.stop(paths.state_directory(name))
+    ended = engines.of(name).stop(name)
     if as_json:
         print_json({"name": name, "ended": ended})
     elif ended:
