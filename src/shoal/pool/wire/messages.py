@@ -24,7 +24,7 @@ from shoal.pool.base.limits import (
 )
 from shoal.pool.wire import admission_messages, people_messages
 from shoal.pool.wire.end_reasons import End, Why
-from shoal.pool.wire.message_fields import Count, Folders, Name, SessionPart, Text
+from shoal.pool.wire.message_fields import Count, Folders, Name, Pem, SessionPart, Text
 from shoal.pool.wire.profile_messages import SessionProfile
 from shoal.pool.wire.task_messages import ClientTaskRequest, TaskAnswer
 from shoal.schedule.model.device_profile import DeviceProfile
@@ -284,6 +284,22 @@ class Code(msgspec.Struct, frozen=True, tag=True):
     expires: float  # Unix time
 
 
+class EnrolNode(msgspec.Struct, frozen=True, tag=True):
+    """Owner → head: certify the key of a node that an engine has started. A node of that name comes
+    back with this key, and its old one is not good any more."""
+
+    name: Name
+    request: Pem  # PKCS #10
+
+
+class NodeEnrolled(msgspec.Struct, frozen=True, tag=True):
+    """Head → owner: for the node. None of it is secret."""
+
+    name: Name
+    certificate: Pem
+    authority: Pem
+
+
 class RevokeClient(msgspec.Struct, frozen=True, tag=True):
     """Owner → head: this client or node is no longer welcome."""
 
@@ -365,8 +381,8 @@ class AuditLog(msgspec.Struct, frozen=True, tag=True):
 # --- the link --------------------------------------------------------------------------------------
 
 OwnerRequest = (
-    Measure | AskSessionProfile | OrderLease | MakeCode | RevokeClient | ListClients | ReadAudit
-    | VerifyAudit
+    Measure | AskSessionProfile | OrderLease | MakeCode | EnrolNode | RevokeClient | ListClients
+    | ReadAudit | VerifyAudit
 )  # fmt: skip
 FromClient = (
     Describe | AskLease | Resume | Release | LostSight | Beat | AskStatus | AskProfiles | OwnerRequest
@@ -375,7 +391,7 @@ FromClient = (
 FromHead = (
     PoolInfo | Lease | Resumed | SessionsLost | Beat | PoolStatus | Profiles | Code | ClientList
     | AuditLog | SessionProfile | Done | TaskAnswer | admission_messages.FromHead | Refusal
-    | AuditVerdict | people_messages.PeopleAnswer
+    | AuditVerdict | NodeEnrolled | people_messages.PeopleAnswer
 )  # fmt: skip
 FROM_CLIENT: Decoder[FromClient] = Decoder(FromClient)
 FROM_HEAD: Decoder[FromHead] = Decoder(FromHead)
