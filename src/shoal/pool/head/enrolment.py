@@ -125,18 +125,8 @@ class Enrolment:
         A node that was enrolled before keeps its name, and so the numbers of its devices. Only its
         newest certificate is good: a node that was cut off and replaced cannot come back.
         """
-        now, name = self._clock.now(), request.name
+        now, name = self._clock.now(), self._name_of_node(request.name)
         known = self._clients.get(name)
-        if _node_name(name) != name:
-            raise ProtocolError(
-                f"{name!r} is not the name of a node. It has at most 24 letters a-z, digits or '-'"
-            )
-        if known is None and name in self._taken():
-            raise ProtocolError(
-                f"there is {name} already, which no engine has started. Choose another name"
-            )
-        if known is not None and known.role != Role.NODE:
-            raise ProtocolError(f"{name} is a {known.role} of this pool. Choose another name")
         if known is not None and known.revoked is not None:
             raise ProtocolError(
                 f"{name} was revoked by the pool's owner. Give the node another name"
@@ -153,6 +143,20 @@ class Enrolment:
                 self._clients[name] = known
             raise
         return messages.NodeEnrolled(name, issued.pem, self._authority.pem)
+
+    def _name_of_node(self, wished: str) -> str:
+        """Return the name of an engine's node: the same each time. Somebody on that machine may have
+        joined under its name before."""
+        if not wished or _node_name(wished) != wished:
+            raise ProtocolError(
+                f"{wished!r} is not the name of a node. It has at most 24 letters a-z, digits or '-'"
+            )
+        taken = self._taken()
+        for name in (wished, f"{wished}-node"):
+            known = self._clients.get(name)
+            if name not in taken or (known is not None and known.role == Role.NODE):
+                return name
+        raise ProtocolError(f"{wished} is the name of somebody else. Choose another name")
 
     def _free_name(self, wished: str, role: str) -> str:
         base = _node_name(wished) or role

@@ -181,7 +181,10 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskStatus(msgspec.Struct, frozen=True, tag="Look"):
-    """Client → head: how is the pool?"""
+    """Client → head: how is the pool? A page at a time."""
+
+    page: Count = 0
+    version: Count = 0  # of the page before; 0: there was none
 
 
 class NodeInfo(msgspec.Struct, frozen=True):
@@ -242,6 +245,9 @@ class PoolStatus(msgspec.Struct, frozen=True, tag=True):
     sessions: list[SessionInfo]
     state: StateInfo = StateInfo()
     processes: list[ProcessInfo] = []
+    page: Count = 0  # of the four lists
+    following: Count | None = None  # the next page; None: this is the last
+    version: Count = 0  # all pages of a version are of one moment
 
 
 class AskProfiles(msgspec.Struct, frozen=True, tag=True):
