@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -9,19 +10,29 @@ import pytest
 from shoal.errors import PoolError
 from shoal.pool.engines import engine as engines
 from tests.engine.pools import EnginePool, OnLocal, parts, told
+from tests.engine.ray_hosts import OnRay, RayHosts, require_ray
 from tests.support import processes
+from tests.support.namespaces import Hosts
 from tests.support.waiting import wait_until
 
 
-@pytest.fixture(scope="module", params=["local"])
+@pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=pytest.mark.slow)])
 def pool(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EnginePool]:
-    made = OnLocal(tmp_path_factory.mktemp("local"))
-    try:
+    directory = tmp_path_factory.mktemp(request.param)
+    with contextlib.ExitStack() as stack:
+        made: EnginePool
+        if request.param == "local":
+            made = OnLocal(directory)
+        else:
+            require_ray()
+            ray = RayHosts(stack.enter_context(Hosts(2)), directory)
+            stack.callback(ray.close)
+            ray.start(0)
+            made = OnRay(ray)
+        stack.callback(made.close)
         yield made
-    finally:
-        made.close()
 
 
 def test_it_lists_head_and_agents(pool: EnginePool) -> None:

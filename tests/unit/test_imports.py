@@ -55,7 +55,9 @@ ROOMS = {
         "pool.base", "pool.wire", "pool.access", "pool.client", "pool.head", "pool.node",
         "pool.runner", "tasks",
     },
-    "pool.engines": {"pool.base", "pool.wire", "pool.access", "pool.client", "pool.local"},
+    "pool.engines": {
+        "pool.base", "pool.wire", "pool.access", "pool.client", "pool.local", "pool.node"
+    },
     "device": {
         "pool.base", "pool.wire", "pool.client", "pool.local", "pool.node", "integrations", "memory"
     },

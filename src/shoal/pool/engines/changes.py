@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 
+from shoal.pool.base import limits
 from shoal.pool.engines.engine import Event, NodeCame, NodeWent, PartEnded, PartStarted, Placed
-
-LOOK_S = 0.5
 
 
 def between(before: Iterable[Placed], after: Iterable[Placed]) -> list[Event]:
@@ -42,4 +41,4 @@ def watch(
         if not after:
             return
         before = after
-        wait(LOOK_S)
+        wait(limits.ENGINE_LOOK_S)

@@ -15,6 +15,7 @@ import msgspec
 
 from shoal.errors import PoolError
 from shoal.pool.base import paths
+from shoal.pool.engines.placer import PerNode
 from shoal.pool.local import agent_process, head_process, supervisor
 
 FILE = "engine.json"  # in the state directory of a pool that another engine than `local` keeps
@@ -25,13 +26,6 @@ ENGINES = {
 }
 
 
-class NodeShare(msgspec.Struct, frozen=True):
-    """What the pool takes of each node that the engine has."""
-
-    gpus: int | None = 0  # None: all that the node has
-    select: dict[str, str] = {}  # labels that a node must have
-
-
 class Plan(msgspec.Struct):
     """A pool as it shall run."""
 
@@ -39,7 +33,8 @@ class Plan(msgspec.Struct):
     head: head_process.Options
     agent: agent_process.Options  # of each node; the engine fills in what differs between nodes
     beside: list[supervisor.Supervised] = []  # more processes on the head's machine
-    share: NodeShare = NodeShare()
+    per_node: PerNode = PerNode()
+    insecure: bool = False  # also on an engine that takes orders from anybody who reaches it
 
 
 class Placed(msgspec.Struct, frozen=True):

@@ -167,8 +167,11 @@ class Supervisor:
             if one.child is not None:
                 one.child.kill()
         for one in self._processes:
-            if one.child is not None:
+            if one.child is not None and one.child.stdout is not None:
                 one.child.wait()
+                one.child.stdout.close()
+                os.close(one.pidfd)
+                one.child = None
 
     def _start(self, one: Supervised) -> None:
         command = [sys.executable, "-m", one.module, one.options]
@@ -210,6 +213,7 @@ class Supervisor:
         with suppress(BlockingIOError), one.child.stdout as out:
             why = process.failure_in(os.read(out.fileno(), limits.REPORT_BYTES_MAX)) or why
         os.close(one.pidfd)
+        one.child = None
         delay_s = one.backoff.ended(time.monotonic() - one.started >= limits.WORKED_S)
         _log.warning("the %s has ended; it starts again: %s", one.name, why)
         if delay_s:

@@ -42,9 +42,10 @@ class Desk:
     def enrol(self, name: str) -> Peer:
         request = certificates.request_pem(certificates.new_key())
         done = asyncio.run(self.enrolment.enrol_node(messages.EnrolNode(name, request)))
-        assert done.name == name
         assert done.authority == self.authority.pem
-        return peer_of(done.certificate)
+        peer = peer_of(done.certificate)
+        assert peer.name == done.name
+        return peer
 
 
 @pytest.fixture
@@ -86,8 +87,13 @@ def test_a_node_takes_no_name_of_another(desk: Desk) -> None:
     )
     desk.store.device_number("vm", "cpu/0")  # of the head's own agent
     for name in ("ana", "vm", "owner", "head"):
-        with pytest.raises(ProtocolError, match="Choose another name"):
-            desk.enrol(name)
+        first = desk.enrol(name)
+        assert first.name == f"{name}-node"
+        assert desk.enrol(name).name == first.name, "the same whenever it comes back"
+    desk.store.device_number("far", "cpu/0")
+    desk.store.device_number("far-node", "cpu/0")
+    with pytest.raises(ProtocolError, match="Choose another name"):
+        desk.enrol("far")
 
 
 @pytest.mark.parametrize("name", ["", "A", "a b", "a" * 25, "-a", "../x"])
