@@ -55,6 +55,9 @@ ROOMS = {
         "pool.base", "pool.wire", "pool.access", "pool.client", "pool.head", "pool.node",
         "pool.runner", "tasks",
     },
+    "pool.engines": {
+        "pool.base", "pool.wire", "pool.access", "pool.client", "pool.local", "pool.node"
+    },
     "device": {
         "pool.base", "pool.wire", "pool.client", "pool.local", "pool.node", "integrations", "memory"
     },
@@ -62,7 +65,7 @@ ROOMS = {
     "web": {"pool.base", "pool.wire", "people", "tasks"},
     "cli": {
         "pool.base", "pool.wire", "pool.access", "pool.client", "pool.local", "pool.node",
-        "pool.planner", "schedule", "people", "tasks", "web",
+        "pool.engines", "pool.planner", "schedule", "people", "tasks", "web",
     },
 }  # fmt: skip
 SOURCE = Path(shoal.__file__).parent

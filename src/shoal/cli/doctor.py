@@ -18,9 +18,11 @@ import shoal
 import shoal_autoload
 from shoal._constants import TORCH_VERSION
 from shoal.cli.common import ago, json_option, local_url, pool_option, pool_url, print_json
+from shoal.cli.engines import findings
 from shoal.errors import ShoalError, describe
 from shoal.pool.base import addresses, limits, paths
 from shoal.pool.client import head_connection
+from shoal.pool.client.status import read
 from shoal.pool.wire import messages, tls
 from shoal.units import show_bytes
 
@@ -167,14 +169,13 @@ def connection(url: str) -> Iterator[Finding]:
     try:
         before = time.time()
         with head_connection.Connection(url, limits.DOCTOR_ANSWER_S) as head:
-            status = head.ask(messages.AskStatus(), limits.DOCTOR_ANSWER_S)
+            status = read(head, limits.DOCTOR_ANSWER_S)
             after = time.time()
             trips_s = [_round_trip_s(head) for _ in range(5)]
     except ShoalError as error:
         problem = getattr(error, "problem", None)  # of a PoolUnreachable
         yield Finding("head", "bad", str(error), _reach_help(url, problem))
         return
-    assert isinstance(status, messages.PoolStatus)
     yield Finding("pool", "good", f"{url} ({_why(url)})")
     yield Finding("head", "good", f"answers; up for {ago(status.now - status.started)}")
     same = status.shoal == shoal.__version__
@@ -197,6 +198,8 @@ def connection(url: str) -> Iterator[Finding]:
     )  # fmt: skip
     yield _state(status.state)
     yield from _devices(status)
+    for state, text, help_text in findings.findings(url):
+        yield Finding("engine", state, text, help_text)
 
 
 def _state(state: messages.StateInfo) -> Finding:

@@ -15,10 +15,11 @@ import msgspec
 
 import shoal
 from shoal.cli.common import NoPool, ask, json_option, local_url, name_option, print_json
+from shoal.cli.status import read_status
 from shoal.errors import PoolError
 from shoal.pool.base import paths
 from shoal.pool.planner.recorder import lines_of
-from shoal.pool.wire import messages, task_messages
+from shoal.pool.wire import task_messages
 from shoal.schedule.formats import records
 
 
@@ -70,7 +71,7 @@ def _about(name: str, known: dict[str, str] | None) -> dict[str, Any]:
 
     found: dict[str, Any] = {"shoal": shoal.__version__, "at": time.time(), "running": True}
     try:
-        status = ask(local_url(name), messages.AskStatus(), messages.PoolStatus)
+        status = read_status(local_url(name))
     except NoPool:
         return {**found, "running": False, "devices": [], "tasks": []}
     found["devices"] = [

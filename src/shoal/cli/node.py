@@ -100,7 +100,7 @@ def node(
             click.echo(f"node {identity.name} serves {identity.url}{also}")
             click.echo(f"`shoal down --name {name}` or Ctrl-C ends it.")
 
-    starting.run(processes, announce, ready_fd)
+    starting.run(supervisor.Supervisor(processes, record=state), announce, ready_fd)
     del lock
 
 

@@ -66,13 +66,8 @@ def supervised(name: str, module: ModuleType, options: msgspec.Struct) -> superv
     return supervisor.Supervised(name, module.__name__, msgspec.json.encode(options).decode())
 
 
-def run(
-    processes: Sequence[supervisor.Supervised],
-    announce: Callable[[], None],
-    ready_fd: int | None,
-) -> None:
+def run(watcher: supervisor.Supervisor, announce: Callable[[], None], ready_fd: int | None) -> None:
     """Keep processes running until a signal ends this one. Call `announce` once all are ready."""
-    watcher = supervisor.Supervisor(processes)
     try:
         watcher.start()
         announce()

@@ -6,7 +6,18 @@ from collections.abc import Mapping
 
 import click
 
-from shoal.cli.common import ago, ask, json_option, pool_option, pool_url, print_json, print_table
+from shoal.cli.common import (
+    ago,
+    json_option,
+    naming_no_pool,
+    pool_option,
+    pool_url,
+    print_json,
+    print_table,
+)
+from shoal.pool.base import limits
+from shoal.pool.client.head_connection import Connection
+from shoal.pool.client.status import read
 from shoal.pool.wire import messages
 from shoal.schedule.model.device_profile import DeviceProfile
 from shoal.units import show_bytes
@@ -15,7 +26,9 @@ SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64
 
 
 def read_status(url: str) -> messages.PoolStatus:
-    return ask(url, messages.AskStatus(), messages.PoolStatus)
+    """Return a pool's whole status."""
+    with naming_no_pool(url), Connection(url, limits.COMMAND_ANSWER_S) as connection:
+        return read(connection, limits.COMMAND_ANSWER_S)
 
 
 @click.command()

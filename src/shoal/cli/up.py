@@ -13,6 +13,9 @@ import msgspec
 
 from shoal.cli import sandbox, starting
 from shoal.cli.common import ask, json_option, local_url, name_option, print_json
+from shoal.cli.engines import starting as on_engine
+from shoal.cli.engines.starting import EngineOptions, engine_options
+from shoal.cli.status import read_status
 from shoal.errors import PoolError
 from shoal.pool.base import limits, log, paths
 from shoal.pool.base.addresses import (
@@ -24,6 +27,8 @@ from shoal.pool.base.addresses import (
     split_address,
 )
 from shoal.pool.base.folders import named
+from shoal.pool.engines import engine as engines
+from shoal.pool.engines.local import LocalEngine
 from shoal.pool.local import agent_process, head_process, runner_process, supervisor
 from shoal.pool.wire import messages
 from shoal.tasks.rules import DEFAULT, RULES
@@ -57,6 +62,7 @@ class Started(msgspec.Struct):
 @click.option("--web", metavar="ADDRESS[:PORT]", default=f"127.0.0.1:{options.PORT}",
               help="Address of the dashboard. Beyond loopback: HTTPS, with --listen.")  # fmt: skip
 @click.option("--no-web", is_flag=True, help="Start no dashboard.")
+@engine_options
 @name_option
 @starting.detach_option
 @starting.ready_option
@@ -71,6 +77,7 @@ def up(
     tasks: bool | None,
     web: str,
     no_web: bool,
+    engine: EngineOptions,
     name: str,
     detach: bool,
     ready_fd: int | None,
@@ -81,7 +88,14 @@ def up(
     \b
     shoal up
     shoal up --device cuda:0 --device cuda:1 --listen 10.0.0.1
+    shoal up --engine ray --gpus all
     """
+    if not engine.is_local:
+        on_engine.start(
+            name, engine, devices, listen, rule, profile, data=folders, metrics=metrics, tasks=tasks
+        )
+        _announce(name, None, as_json)
+        return
     state = paths.state_directory(name)
     starting.check_devices(devices)
     served = named(folders)
@@ -109,31 +123,27 @@ def up(
         _set_metrics(head, metrics)
     if not as_json and sys.stderr.isatty():
         click.echo("starting the devices …", err=True)
-    processes = [
-        starting.supervised("head", head_process, head),
-        starting.supervised("agent", agent_process, agent),
-    ]
+    plan = engines.Plan(name, head, agent)
     if tasks is not False:
-        run = runner_process.Options(f"owner@{agent.node}", local_url(name), str(state / "runner"))
-        processes.append(starting.supervised("runner", runner_process, run))
-    if tasks:
-        processes += _of_others(state, head, agent)
+        plan.beside += _runners(state, head, agent, of_others=bool(tasks))
     address = None
     if not no_web:
-        site, listener = _web_options(state, head, web)
-        address = options.address_of(site)
-        processes.append(
-            supervisor.Supervised(
-                "web", "shoal.web.process", msgspec.json.encode(site).decode(), (listener.fileno(),)
-            )
-        )
-    starting.run(processes, lambda: _announce(name, head, address, as_json), ready_fd)
+        address, process = _web(state, head, web)
+        plan.beside.append(process)
+    watcher = LocalEngine().watcher(plan)
+    starting.run(watcher, lambda: _announce(name, address, as_json, os.getpid()), ready_fd)
     del lock
 
 
-def _of_others(
-    state: Path, head: head_process.Options, agent: agent_process.Options
+def _runners(
+    state: Path, head: head_process.Options, agent: agent_process.Options, *, of_others: bool
 ) -> list[supervisor.Supervised]:
+    """Return the runner of this user's tasks, and that of other people's."""
+    local = local_url(head.pool)
+    run = runner_process.Options(f"owner@{agent.node}", local, str(state / "runner"))
+    own = starting.supervised("runner", runner_process, run)
+    if not of_others:
+        return [own]
     if not head.listen_host:
         raise PoolError(
             "--tasks runs programs of others, who cannot join without --listen ADDRESS. Tasks of this "
@@ -142,7 +152,7 @@ def _of_others(
     where = address_for_others(head.listen_host, head.listen_port)
     host, port = split_address(where)
     network_url = NETWORK_PREFIX + join_address(host, port)
-    return sandbox.runners(agent.node, local_url(head.pool), state, network_url=network_url)
+    return [own, *sandbox.runners(agent.node, local, state, network_url=network_url)]
 
 
 def _set_metrics(head: head_process.Options, metrics: str) -> None:
@@ -150,6 +160,15 @@ def _set_metrics(head: head_process.Options, metrics: str) -> None:
     head.metrics_host, head.metrics_port = split_address(text)
     if not is_loopback(head.metrics_host) and not head.listen_host:
         raise PoolError("metrics for other machines need an identity; add --listen ADDRESS")
+
+
+def _web(state: Path, head: head_process.Options, web: str) -> tuple[str, supervisor.Supervised]:
+    """Return the address of the dashboard, and its process."""
+    site, listener = _web_options(state, head, web)
+    encoded = msgspec.json.encode(site).decode()
+    one = supervisor.Supervised("web", "shoal.web.process", encoded, (listener.fileno(),))
+    listener.detach()
+    return options.address_of(site), one
 
 
 def _web_options(
@@ -179,16 +198,17 @@ def _own_identity(state: Path, pool: str, node: str) -> Path:
     return Authority.open(state, pool).own_identity(state, "node", node, time.time()).path
 
 
-def _announce(name: str, head: head_process.Options, web: str | None, as_json: bool) -> None:
-    """Print how programs use the pool, from this machine and from others."""
+def _announce(name: str, web: str | None, as_json: bool, pid: int | None = None) -> None:
+    """Print how programs use the pool, from this machine and from others. `pid` keeps it running; None:
+    an engine does, and the head's process is named."""
     url = local_url(name)
-    status = ask(url, messages.AskStatus(), messages.PoolStatus)
+    status = read_status(url)
     join = None
-    if head.listen_host:
+    if status.listen:
         code = ask(url, messages.MakeCode("user", limits.CODE_TTL_S), messages.Code)
-        join = f"shoal join {code.code}@{address_for_others(head.listen_host, head.listen_port)}"
+        join = f"shoal join {code.code}@{address_for_others(*split_address(status.listen))}"
     if as_json:
-        print_json(Started(name, url, join, status.devices, os.getpid(), web))
+        print_json(Started(name, url, join, status.devices, pid or status.pid, web))
         return
     listed = ", ".join(f"{d.name} ({show_bytes(d.memory_bytes)})" for d in status.devices) or "none"
     click.echo(f"pool {name} is up with: {listed}")
@@ -212,7 +232,7 @@ def _announce(name: str, head: head_process.Options, web: str | None, as_json: b
 @json_option
 def down(name: str, as_json: bool) -> None:
     """End a pool or node on this machine. Its clients' sessions end."""
-    ended = supervisor.stop(paths.state_directory(name))
+    ended = engines.of(name).stop(name)
     if as_json:
         print_json({"name": name, "ended": ended})
     elif ended:

@@ -48,7 +48,8 @@ def runner(pool: str | None, name: str, detach: bool, ready_fd: int | None, as_j
             click.echo(f"runner {options.name} serves {url}")
             click.echo(f"`shoal down --name {name}` or Ctrl-C ends it, and its tasks.")
 
-    starting.run([starting.supervised("runner", runner_process, options)], announce, ready_fd)
+    processes = [starting.supervised("runner", runner_process, options)]
+    starting.run(supervisor.Supervisor(processes, record=state), announce, ready_fd)
     del lock
 
 

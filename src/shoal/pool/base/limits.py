@@ -57,6 +57,8 @@ END_KEEP_S = 600.0  # a client that was away can ask this long why its lease end
 ENDS_KEPT_MAX = 4096
 LOST_NODES_MAX = 64  # remembered, for people who ask after them
 SESSIONS_SHOWN_MAX = 2000
+STATUS_ROWS_PER_PAGE = 1000  # of each of its lists; below half a MiB with ordinary names
+STATUS_VERSIONS_KEPT = 4  # for those who read page after page
 CLIENTS_SHOWN_MAX = 500
 PROFILES_PER_PAGE = 200  # of an answer; a profile is at most some KiB
 REASONS_SHOWN_MAX = 8  # in the text of a refusal
@@ -250,3 +252,11 @@ TOKENS_PER_OWNER_MAX = 100
 WEB_WATCH_S = 20.0  # the head answers the web process by then, whether anything has changed or not
 WEB_TOPICS_MAX = 1000  # changes that the head remembers
 POOL_CHANGE_WAIT_S = 5.0
+
+# --- engines ---------------------------------------------------------------------------------------
+ENGINE_LOOK_S = 0.5  # between looks at an engine's nodes, and at a pool's parts
+ENGINE_CALL_S = 10.0  # of a call to an actor
+ENGINE_PARTS_S = 2.0  # an actor says by then how its process is
+ENGINE_START_S = 120.0  # until head and first agent are ready
+ENGINE_STOP_S = 60.0
+ENGINE_PROBE_S = 20.0  # to find out whether the engine wants a token; its libraries load meanwhile

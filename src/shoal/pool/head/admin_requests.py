@@ -48,6 +48,7 @@ class AdminRequests:
             messages.VerifyAudit: Route(Role.ADMIN, self._verify_audit),
             messages.Measure: Route(Role.ADMIN, self._measure),
             messages.MakeCode: Route(Role.ADMIN, self._make_code),
+            messages.EnrolNode: Route(Role.OWNER, self._enrol_node),
             messages.ListClients: Route(Role.ADMIN, self._list_clients),
             messages.RevokeClient: Route(Role.ADMIN, self._revoke),
         }
@@ -83,6 +84,9 @@ class AdminRequests:
 
     async def _make_code(self, client: Client, ask: messages.MakeCode) -> messages.Code:
         return await self._members().make_code(ask, client.principal)
+
+    async def _enrol_node(self, client: Client, ask: messages.EnrolNode) -> messages.NodeEnrolled:
+        return await self._members().enrol_node(ask)
 
     async def _list_clients(self, client: Client, ask: messages.ListClients) -> messages.ClientList:
         now = self._clock.now()

@@ -31,6 +31,11 @@ def source_of(address: str) -> str:
     return str(parsed)
 
 
+def _node_name(wished: str) -> str:
+    """Return a name as it may stand in a certificate; empty: nothing is left of it."""
+    return re.sub(r"[^a-z0-9-]+", "-", wished.lower()).strip("-")[:24]
+
+
 class Enrolment:
     def __init__(
         self,
@@ -114,14 +119,56 @@ class Enrolment:
         self._table.quotas[name] = code.quota
         return join_messages.Joined(name, self._pool, issued.pem, self._authority.pem, code.role)
 
+    async def enrol_node(self, request: messages.EnrolNode) -> messages.NodeEnrolled:
+        """Return a certificate for a node that an engine has started.
+
+        A node that was enrolled before keeps its name, and so the numbers of its devices. Only its
+        newest certificate is good: a node that was cut off and replaced cannot come back.
+        """
+        now, name = self._clock.now(), self._name_of_node(request.name)
+        known = self._clients.get(name)
+        if known is not None and known.revoked is not None:
+            raise ProtocolError(
+                f"{name} was revoked by the pool's owner. Give the node another name"
+            )
+        issued = self._authority.sign_request(request.request, Role.NODE, name)
+        client = StoredClient(name, Role.NODE, issued.serial, now, issued.expires, None, Quota())
+        self._clients[name] = client
+        try:
+            await self._store.flushed(self._store.enrol_node(client, now))
+        except StoreError:
+            if known is None:
+                del self._clients[name]
+            else:
+                self._clients[name] = known
+            raise
+        return messages.NodeEnrolled(name, issued.pem, self._authority.pem)
+
+    def _name_of_node(self, wished: str) -> str:
+        """Return the name of an engine's node: the same each time. Somebody on that machine may have
+        joined under its name before."""
+        if not wished or _node_name(wished) != wished:
+            raise ProtocolError(
+                f"{wished!r} is not the name of a node. It has at most 24 letters a-z, digits or '-'"
+            )
+        taken = self._taken()
+        for name in (wished, f"{wished}-node"):
+            known = self._clients.get(name)
+            if name not in taken or (known is not None and known.role == Role.NODE):
+                return name
+        raise ProtocolError(f"{wished} is the name of somebody else. Choose another name")
+
     def _free_name(self, wished: str, role: str) -> str:
-        base = re.sub(r"[^a-z0-9-]+", "-", wished.lower()).strip("-")[:24] or role
-        nodes = {node for node, _ in self._store.devices().values()}
-        taken = {*self._clients, *nodes, "owner", "head", "tasks"}
+        base = _node_name(wished) or role
+        taken = self._taken()
         number = 1
         while (name := base if number == 1 else f"{base}-{number}") in taken:
             number += 1
         return name
+
+    def _taken(self) -> set[str]:
+        nodes = {node for node, _ in self._store.devices().values()}
+        return {*self._clients, *nodes, "owner", "head", "tasks"}
 
     def knows(self, name: str) -> bool:
         """Return whether somebody has, or had, this name."""

@@ -27,9 +27,10 @@ from shoal.pool.head.lease_requests import LeaseRequests
 from shoal.pool.head.leases import Granted, LeaseTable, Share
 from shoal.pool.head.nodes import Node, Nodes
 from shoal.pool.head.people.people import People
-from shoal.pool.head.requests import Requests, Route, Routes
+from shoal.pool.head.requests import Requests
 from shoal.pool.head.session_ends import Client, Endings, Holder
 from shoal.pool.head.session_reports import SessionReports
+from shoal.pool.head.shown.status_pages import StatusPages
 from shoal.pool.head.store import Store, StoreError
 from shoal.pool.head.tasks.elsewhere import Elsewhere
 from shoal.pool.head.tasks.files import SubmittedFiles
@@ -114,7 +115,7 @@ class Head:
             why.routes(),
             self.reports.routes(),
             self.people.routes(),
-            self.routes(),
+            StatusPages(self.status).routes(),
         )
         self.people.complete(self.requests)
         self.tasks.on_change = self._tell_of_tasks
@@ -320,15 +321,7 @@ class Head:
         self.ends.report_lost(lost, end)
         self.changes.notify()
 
-    # --- what clients ask of the pool as a whole ---------------------------------------------------
-
-    def routes(self) -> Routes:
-        return {
-            messages.AskStatus: Route(Role.USER, self._ask_status),
-        }
-
-    async def _ask_status(self, client: Client, ask: messages.AskStatus) -> messages.PoolStatus:
-        return self.status()
+    # --- the end of leases --------------------------------------------------------------------------
 
     def _grant_over(self, lease: int) -> None:
         self.ends.end_lease(lease, End(Why.EXPIRED))

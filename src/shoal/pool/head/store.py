@@ -286,6 +286,22 @@ class Store:
 
         return self.change(write, promise=True)
 
+    def enrol_node(self, node: StoredClient, now: float) -> Pending:
+        """Promise a node that an engine has started, with its new certificate."""
+
+        def write(db: sqlite3.Connection) -> None:
+            db.execute(
+                "DELETE FROM clients WHERE name = ? AND role = ? AND revoked IS NULL",
+                (node.name, node.role),
+            )
+            db.execute(
+                "INSERT INTO clients VALUES (?,?,?,?,?,NULL,NULL,NULL)",
+                (node.name, node.role, node.serial, node.joined, node.expires),
+            )
+            audit_log.append(db, now, node.name, "join", f"{node.role}, started by the engine")
+
+        return self.change(write, promise=True)
+
     def revoke_client(self, name: str, actor: str, now: float) -> None:
         """Write that a client or node is revoked. Never fails."""
 

@@ -12,16 +12,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from shoal.errors import PoolError, PoolStartError
 from shoal.pool.base import limits, paths, process
 from shoal.pool.base.process import exit_reason, wait_readable
 
 _log = logging.getLogger(__name__)
+_RECORD = "processes.json"
 
 
 class Lock:
@@ -76,6 +79,25 @@ def stop(state: Path) -> bool:
     return True
 
 
+class Run(msgspec.Struct, frozen=True):
+    """A process that a supervisor has started, as it notes it for others."""
+
+    name: str
+    pid: int
+    since: float  # Unix time
+    restarts: int
+
+
+def recorded(state: Path) -> list[Run]:
+    """Return the processes of that directory's supervisor; empty: none runs."""
+    if holder_pid(state) is None:
+        return []
+    try:
+        return msgspec.json.decode((state / _RECORD).read_bytes(), type=list[Run])
+    except FileNotFoundError:
+        return []  # it is just starting
+
+
 @dataclass
 class Supervised:
     """A process to keep running. It reports on its stdout that it is ready, or why it cannot start."""
@@ -84,6 +106,9 @@ class Supervised:
     module: str
     options: str  # JSON
     descriptors: tuple[int, ...] = ()  # that it inherits
+    environment: Mapping[str, str] | None = None  # None: this process's own
+    since: float = 0.0  # Unix time
+    restarts: int = -1
     child: subprocess.Popen[bytes] | None = None
     pidfd: int = -1
     started: float = 0.0  # monotonic
@@ -91,17 +116,35 @@ class Supervised:
 
 
 class Supervisor:
-    def __init__(self, processes: Sequence[Supervised]) -> None:
+    """The thread that starts and runs it must live as long as the processes: they end with it.
+
+    Args:
+        record: the directory in which to note what runs, for `recorded`.
+        signals: whether a signal ends it. Only a main thread can have that.
+    """
+
+    def __init__(
+        self, processes: Sequence[Supervised], record: Path | None = None, *, signals: bool = True
+    ) -> None:
         self._processes = list(processes)
+        self._record = record
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._stopping = False
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._on_signal)
+        if signals:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, lambda number, frame: self.stop())
 
-    def _on_signal(self, number: int, frame: object) -> None:
+    def stop(self) -> None:
+        """Have `start` and `run` return, from a signal handler or another thread."""
         self._stopping = True
         with suppress(OSError):
             os.write(self._wake_write, b"x")
+
+    @property
+    def runs(self) -> list[Run]:
+        """The processes that were started, in order."""
+        started = [one for one in self._processes if one.child is not None]
+        return [Run(p.name, p.child.pid, p.since, p.restarts) for p in started if p.child]
 
     def start(self) -> None:
         """Start every process in turn and wait until it is ready."""
@@ -124,17 +167,25 @@ class Supervisor:
             if one.child is not None:
                 one.child.kill()
         for one in self._processes:
-            if one.child is not None:
+            if one.child is not None and one.child.stdout is not None:
                 one.child.wait()
+                one.child.stdout.close()
+                os.close(one.pidfd)
+                one.child = None
 
     def _start(self, one: Supervised) -> None:
         command = [sys.executable, "-m", one.module, one.options]
         one.child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True,
-            pass_fds=one.descriptors,
+            pass_fds=one.descriptors, env=one.environment,
         )  # fmt: skip
         one.pidfd = os.pidfd_open(one.child.pid)
-        one.started = time.monotonic()
+        one.started, one.since = time.monotonic(), time.time()
+        one.restarts += 1
+        if self._record is not None:
+            text = msgspec.json.encode(self.runs).decode()
+            with suppress(PoolError):  # a full disk is no reason to be without the process
+                paths.write_private(self._record / _RECORD, text)
 
     def _until_ready(self, one: Supervised) -> None:
         assert one.child is not None
@@ -162,6 +213,7 @@ class Supervisor:
         with suppress(BlockingIOError), one.child.stdout as out:
             why = process.failure_in(os.read(out.fileno(), limits.REPORT_BYTES_MAX)) or why
         os.close(one.pidfd)
+        one.child = None
         delay_s = one.backoff.ended(time.monotonic() - one.started >= limits.WORKED_S)
         _log.warning("the %s has ended; it starts again: %s", one.name, why)
         if delay_s:

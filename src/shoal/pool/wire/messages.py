@@ -24,7 +24,7 @@ from shoal.pool.base.limits import (
 )
 from shoal.pool.wire import admission_messages, people_messages
 from shoal.pool.wire.end_reasons import End, Why
-from shoal.pool.wire.message_fields import Count, Folders, Name, SessionPart, Text
+from shoal.pool.wire.message_fields import Count, Folders, Name, Pem, SessionPart, Text
 from shoal.pool.wire.profile_messages import SessionProfile
 from shoal.pool.wire.task_messages import ClientTaskRequest, TaskAnswer
 from shoal.schedule.model.device_profile import DeviceProfile
@@ -181,7 +181,10 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskStatus(msgspec.Struct, frozen=True, tag="Look"):
-    """Client → head: how is the pool?"""
+    """Client → head: how is the pool? A page at a time."""
+
+    page: Count = 0
+    version: Count = 0  # of the page before; 0: there was none
 
 
 class NodeInfo(msgspec.Struct, frozen=True):
@@ -242,6 +245,9 @@ class PoolStatus(msgspec.Struct, frozen=True, tag=True):
     sessions: list[SessionInfo]
     state: StateInfo = StateInfo()
     processes: list[ProcessInfo] = []
+    page: Count = 0  # of the four lists
+    following: Count | None = None  # the next page; None: this is the last
+    version: Count = 0  # all pages of a version are of one moment
 
 
 class AskProfiles(msgspec.Struct, frozen=True, tag=True):
@@ -282,6 +288,22 @@ class Code(msgspec.Struct, frozen=True, tag=True):
 
     code: Name
     expires: float  # Unix time
+
+
+class EnrolNode(msgspec.Struct, frozen=True, tag=True):
+    """Owner → head: certify the key of a node that an engine has started. A node of that name comes
+    back with this key, and its old one is not good any more."""
+
+    name: Name
+    request: Pem  # PKCS #10
+
+
+class NodeEnrolled(msgspec.Struct, frozen=True, tag=True):
+    """Head → owner: for the node. None of it is secret."""
+
+    name: Name
+    certificate: Pem
+    authority: Pem
 
 
 class RevokeClient(msgspec.Struct, frozen=True, tag=True):
@@ -365,8 +387,8 @@ class AuditLog(msgspec.Struct, frozen=True, tag=True):
 # --- the link --------------------------------------------------------------------------------------
 
 OwnerRequest = (
-    Measure | AskSessionProfile | OrderLease | MakeCode | RevokeClient | ListClients | ReadAudit
-    | VerifyAudit
+    Measure | AskSessionProfile | OrderLease | MakeCode | EnrolNode | RevokeClient | ListClients
+    | ReadAudit | VerifyAudit
 )  # fmt: skip
 FromClient = (
     Describe | AskLease | Resume | Release | LostSight | Beat | AskStatus | AskProfiles | OwnerRequest
@@ -375,7 +397,7 @@ FromClient = (
 FromHead = (
     PoolInfo | Lease | Resumed | SessionsLost | Beat | PoolStatus | Profiles | Code | ClientList
     | AuditLog | SessionProfile | Done | TaskAnswer | admission_messages.FromHead | Refusal
-    | AuditVerdict | people_messages.PeopleAnswer
+    | AuditVerdict | NodeEnrolled | people_messages.PeopleAnswer
 )  # fmt: skip
 FROM_CLIENT: Decoder[FromClient] = Decoder(FromClient)
 FROM_HEAD: Decoder[FromHead] = Decoder(FromHead)

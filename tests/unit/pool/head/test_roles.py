@@ -48,6 +48,7 @@ LEAST: dict[Role, set[type[msgspec.Struct]]] = {
         people.DrawEvent, people.CancelEvent, people.ShowScreen,
     },
     Role.OWNER: {
+        messages.EnrolNode,
         people.WebAsk, people.WebSignIn, people.WebClaim, people.WebWho, people.WebSignOut,
         people.WebWatch,
     },

@@ -1,0 +1,1 @@
+"""Engines: what starts and restarts the processes of a pool."""

@@ -1,0 +1,1 @@
+"""What the head shows of the pool."""
