@@ -69,10 +69,16 @@ def test_enrol_by_qr_approve_on_a_phone_draw_and_verify(chromium: Any, pool: Sta
     phone.press("Approve eva-i")
     guest.page.wait_for_selector("text=approved")  # by the feed
     phone.press("Draw now")
-    guest.page.wait_for_selector("text=Join the pool")
+    command = guest.page.locator("pre", has_text="shoal join ").inner_text()
+    assert "shoal join " not in wall.page.inner_text("body")
+    assert "shoal join " not in phone.page.inner_text("body")
     wall.page.wait_for_selector("text=Granted")
     guest.press("Check it here")
     guest.page.wait_for_selector("text=Your receipt is among its entries")
+    key = str(pool.directory / "eva.pem")
+    joined = pool.run(*command.split()[1:], "--as", "eva-laptop", SHOAL_IDENTITY=key)
+    assert joined.code == 0, joined.err
+    guest.page.wait_for_selector("text=The next program of eva-laptop gets it")  # by the feed
     for person in (wall, guest, phone):
         person.close()
 

@@ -5,8 +5,10 @@ import { ago, api, attempt, bytes, changed, clock, count, get, me, now, post, Pr
 import { verify } from "./draw";
 import { Loading, Table, useLoad } from "./parts";
 
-interface Person { name: string; member: boolean; standing: string | null; tickets: number; asked: boolean; ended: string | null; reason: string; rank: number }
-interface Mine { name: string; standing: string | null; receipt: string; ended: string | null; reason: string; rank: number; join: string; until: number | null }
+type GrantState = "join" | "waiting" | "open" | "over";
+interface Grant { state: GrantState; holder: string; devices: string[]; until: number | null; reasons: string[] }
+interface Person { name: string; member: boolean; standing: string | null; tickets: number; asked: boolean; ended: string | null; reason: string; rank: number; grant: GrantState | null }
+interface Mine { name: string; standing: string | null; receipt: string; ended: string | null; reason: string; rank: number; join: string; grant: Grant | null }
 interface Event {
   event: string; title: string; state: string; rule: string; places: number; closes: string; approval: string;
   devices: number; memory_bytes: number | null; minutes: number; opened_at: number; closed_at: number | null; closed_by: string; enrolled: number;
@@ -113,7 +115,7 @@ export function EventPage({ event }: { event: string }) {
             ? <span class="actions"><button class="main" onClick={() => attempt(() => post(`/v1/events/${event}/decide`, { name: p.name, approve: true }))}>Approve {p.name}</button>
               <button aria-label={`Refuse ${p.name}`} onClick={() => attempt(() => post(`/v1/events/${event}/decide`, { name: p.name, approve: false }))}>No</button></span>
             : p.standing ?? "not enrolled",
-          p.asked ? "yes" : "–", p.rank || "", p.reason ? `${p.ended}: ${p.reason}` : p.ended === "granted" ? <b class="good">granted</b> : p.ended ?? "",
+          p.asked ? "yes" : "–", p.rank || "", p.reason ? `${p.ended}: ${p.reason}` : p.grant ? <b class="good">{GRANTED[p.grant]}</b> : p.ended ?? "",
         ])} />
       {value.commitment && <Proof event={value} />}
     </>
@@ -133,12 +135,28 @@ function Own({ event }: { event: Event }) {
       {open && !mine?.receipt && <button class="main" onClick={ask}>Ask for a place</button>}
       {open && mine?.receipt && !mine.ended && <button onClick={() => attempt(() => api("DELETE", `/v1/events/${event.event}/requests`))}>Withdraw</button>}
       {mine?.receipt && <p>Keep your receipt: <code class="hash">{mine.receipt}</code></p>}
-      {mine?.join && <div class="trouble fine"><p>You have a place. On your machine, join the pool with</p><pre>{mine.join}</pre></div>}
-      {mine?.ended === "granted" && !mine.join && !mine.until && <p>You have a place. This pool is open to its own machine only, so ask its owner how to use it.</p>}
-      {mine?.until && <p>Your grant holds until {clock(mine.until)}.</p>}
+      {mine?.grant && <Place grant={mine.grant} join={mine.join} event={event} />}
     </section>
   );
 }
+
+/** What somebody who was granted a place has of the pool, and how to use it. */
+function Place({ grant, join, event }: { grant: Grant; join: string; event: Event }) {
+  const what = `${count(event.devices, "device")} for ${ago(event.minutes * 60)}`;
+  return (
+    <div class="trouble fine">
+      {grant.state === "join" && (join
+        ? <><p>You have a place: {what}, from the moment you join. On your machine, join the pool with</p><pre>{join}</pre></>
+        : <p>You have a place. This pool is open to its own machine only, so ask its owner how to use it.</p>)}
+      {grant.state === "waiting" && <><p>You have a place. It waits for devices, and its time has not begun.</p><ul>{grant.reasons.map((text) => <li>{text}</li>)}</ul></>}
+      {grant.state === "open" && <p>You have a place: <b>{grant.devices.join(", ")}</b> until <b>{clock(grant.until!)}</b>. The next program of {grant.holder} gets it: <code>shoal run -- python …</code></p>}
+      {grant.state === "over" && <p>Your place is over.</p>}
+    </div>
+  );
+}
+
+/** What the table of people says of a granted place. */
+const GRANTED = { join: "granted: has a code to join with", waiting: "granted: waits for devices", open: "granted: has its devices", over: "granted: over" };
 
 function Proof({ event }: { event: Event }) {
   const told = useSignal("");

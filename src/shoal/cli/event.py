@@ -81,7 +81,7 @@ def _closing_time(text: str) -> float:
     help="Most people who can enrol.",
 )
 @click.option("--devices", default=1, show_default=True, help="Devices of each grant.")
-@click.option("--memory", metavar="SIZE", help="Memory of each grant, like 8GiB.")
+@click.option("--memory", metavar="SIZE", help="Memory of each device, like 8GiB.")
 @click.option("--minutes", default=60.0, show_default=True, help="Minutes of each grant.")
 @pool_option
 @json_option
@@ -186,13 +186,30 @@ def _print(url: str, found: people.EventInfo, as_json: bool) -> None:
             else ""
         )
     )
+    if found.mine is not None and found.mine.grant is not None:
+        _print_grant(found.mine.grant)
     if found.people:
         rows = [
             [p.name, p.standing or "not enrolled", "yes" if p.asked else "-", str(p.tickets),
-             str(p.rank) if p.rank else "-", p.ended or "-", p.reason]
+             str(p.rank) if p.rank else "-", p.ended or "-", p.reason or p.grant or ""]
             for p in found.people
         ]  # fmt: skip
-        print_table(["name", "standing", "asked", "tickets", "rank", "ended", "reason"], rows)
+        print_table(["name", "standing", "asked", "tickets", "rank", "ended", "more"], rows)
+
+
+def _print_grant(grant: people.GrantInfo) -> None:
+    """Say what the asker was granted, and how to use it."""
+    if grant.state == "waiting":
+        click.echo("you have a place; it waits for devices, and its time has not begun")
+        for reason in grant.reasons:
+            click.echo(f"  - {reason}")
+    elif grant.state == "open" and grant.until is not None:
+        left = ago(grant.until - time.time())
+        click.echo(
+            f"you have a place: {', '.join(grant.devices)} for {left}. Your next program gets it"
+        )
+    elif grant.state == "over":
+        click.echo("your place is over")
 
 
 @event.command()

@@ -154,6 +154,9 @@ class Web:
                 return _json(
                     CodeShown(code, command, expires, qr.data_uri(f"{code}@{self.join_host}"))
                 )
+            case people.EventInfo(mine=people.OwnEntry(join=code) as mine) if code:
+                mine = msgspec.structs.replace(mine, join=f"shoal join {code}@{self.join_host}")
+                return _json(msgspec.structs.replace(found, mine=mine))
             case people.Enrolled() if found.token:
                 response = _json(msgspec.structs.replace(found, token=""))
                 self._set_cookie(response, found.token, 7 * 86400)

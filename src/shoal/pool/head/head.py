@@ -82,7 +82,6 @@ class Head:
             self.clock, randomness or Randomness(), standing=standing,
         )  # fmt: skip
         self.admitting = Admitting(self.table, store, self.clock, rule)
-        self.changes.first = self.admitting.changed
         self.connections: dict[str, set[Channel]] = {}  # by name, of those with a certificate
         self.started = self.clock.now()
         self.nodes_lost = 0
@@ -105,7 +104,7 @@ class Head:
         why = WhyRequests(self.admitting, self.tasks.requests.state_of)
         self.people = People(
             store, self.table, enrolment, self.changes, self.clock, randomness or Randomness(),
-            self.status, self._grant_over, self.admitting.admission.uses.of,
+            self.status, self._grant_over, self.admitting,
         )  # fmt: skip
         self.requests = Requests(
             clients.routes(),
@@ -117,6 +116,9 @@ class Head:
             self.routes(),
         )
         self.people.complete(self.requests)
+        leases.kept = self.people.grants
+        self.ends.on_ended = self._lease_ended
+        self.changes.first = self._look_again
         self.tasks.on_change = self._tell_of_tasks
         self._clients = clients
 
@@ -125,7 +127,6 @@ class Head:
         tasks = self.tasks.lifecycle
         self.granting.tickets = tasks
         self.ends.on_lost = tasks.lease_lost
-        self.ends.on_ended = tasks.lease_ended
         self.changes.also = self.tasks.plans.wake
 
     def plan_tasks(self, records: Path | None) -> None:
@@ -329,6 +330,15 @@ class Head:
 
     async def _ask_status(self, client: Client, ask: messages.AskStatus) -> messages.PoolStatus:
         return self.status()
+
+    def _lease_ended(self, lease: int) -> None:
+        self.tasks.lifecycle.lease_ended(lease)
+        self.people.grants.lease_ended(lease)
+
+    def _look_again(self) -> None:
+        """Devices or memory may have become free: first for whom they are kept, then for others."""
+        self.people.grants.keep()
+        self.admitting.changed()
 
     def _grant_over(self, lease: int) -> None:
         self.ends.end_lease(lease, End(Why.EXPIRED))
