@@ -184,7 +184,10 @@ class Head:
         """Serve a connection of this machine. The acceptor has checked that its user is the pool's."""
         try:
             first = await channel.receive(join_messages.FIRST, limits.IDLE_S)
-        except ProtocolError:
+        except Closed:
+            return
+        except ProtocolError as error:
+            channel.send(messages.refusal(str(error)))
             return
         await self._serve(channel, roles.pool_owner(), first)
 
