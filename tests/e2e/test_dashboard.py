@@ -13,14 +13,22 @@ from typing import Any
 import pytest
 
 from tests.support.pages import web
-from tests.support.pages.person import AXE, Person, axe_findings, decode_qr, signed_in
+from tests.support.pages.person import (
+    AXE,
+    PATIENCE_S,
+    Person,
+    axe_findings,
+    decode_qr,
+    enrol_by_qr,
+    signed_in,
+)  # fmt: skip
 from tests.support.pages.web import STATIC
 from tests.support.standing import StandingPool
 
 BUNDLE_BYTES_MAX = 100_000
 PAGES = ["", "tasks", "memory", "events", "people", "audit", "doctor", "device/0", "enrol"]
 
-pytestmark = web.needs_pages
+pytestmark = [web.needs_pages, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +60,10 @@ def test_enrol_by_qr_approve_on_a_phone_draw_and_verify(chromium: Any, pool: Sta
     wall = signed_in(chromium, pool)
     wall.open(f"event/{event}/screen")
     wall.page.wait_for_selector("img")
-    link = decode_qr(wall.page.screenshot())
-    assert link.startswith(f"{pool.told['web']}/enrol#{event}")
+    assert decode_qr(wall.page.screenshot()).startswith(f"{pool.told['web']}/enrol#{event}")
 
     guest = Person(chromium, pool, viewport={"width": 320, "height": 640})
-    guest.page.goto(link)
-    guest.page.get_by_label("Your name").fill("Eva <i>")
-    guest.press("Enrol")
-    guest.page.wait_for_url("**/event/*")
+    enrol_by_qr(wall, guest, "Eva <i>")
     guest.press("Ask for a place")
     guest.page.wait_for_selector("text=Keep your receipt")
     assert guest.page.get_by_role("heading", name="GPU <b>hour</b>").count() == 1
@@ -69,10 +73,16 @@ def test_enrol_by_qr_approve_on_a_phone_draw_and_verify(chromium: Any, pool: Sta
     phone.press("Approve eva-i")
     guest.page.wait_for_selector("text=approved")  # by the feed
     phone.press("Draw now")
-    guest.page.wait_for_selector("text=Join the pool")
+    command = guest.page.locator("pre", has_text="shoal join ").inner_text()
+    assert "shoal join " not in wall.page.inner_text("body")
+    assert "shoal join " not in phone.page.inner_text("body")
     wall.page.wait_for_selector("text=Granted")
     guest.press("Check it here")
     guest.page.wait_for_selector("text=Your receipt is among its entries")
+    key = str(pool.directory / "eva.pem")
+    joined = pool.run(*command.split()[1:], "--as", "eva-laptop", SHOAL_IDENTITY=key)
+    assert joined.code == 0, joined.err
+    guest.page.wait_for_selector("text=The next program of eva-laptop gets it")  # by the feed
     for person in (wall, guest, phone):
         person.close()
 
@@ -121,6 +131,7 @@ def test_dns_rebinding(chromium: Any, pool: StandingPool) -> None:
     """A page whose name comes to mean this machine sees nothing, whatever the browser thinks."""
     port = pool.told["web"].rpartition(":")[2]
     page = chromium.new_page()
+    page.set_default_timeout(PATIENCE_S * 1000)
     answer = page.goto(f"http://evil.example:{port}/")
     assert answer.status == 421
     read = """fetch("/v1/events").then(async (r) => [r.status, (await r.json()).title])"""

@@ -15,11 +15,11 @@ import pytest
 from shoal.pool.client.tasks import TaskClient
 from tests.support import processes
 from tests.support.pages import web
-from tests.support.pages.person import AXE, Person, axe_findings, signed_in
+from tests.support.pages.person import AXE, PATIENCE_S, Person, axe_findings, decode_qr, signed_in
 from tests.support.standing import StandingPool
 from tests.support.waiting import wait_until
 
-pytestmark = [web.needs_pages, web.needs_browser, pytest.mark.slow]
+pytestmark = [web.needs_pages, web.needs_browser, pytest.mark.slow, pytest.mark.timeout(600)]
 MiB = 2**20
 #: Writes a line for every line that it is given, and ends with its standard input.
 ECHO = """
@@ -62,7 +62,7 @@ def _end_tasks(pool: StandingPool) -> Iterator[None]:
     with TaskClient(pool.url) as client:
         for task in list(client.tasks()):
             client.change(task.id, "cancel")
-            client.wait(task.id, 30)
+            client.wait(task.id, PATIENCE_S)
 
 
 def submit(pool: StandingPool, *arguments: str) -> str:
@@ -76,7 +76,7 @@ def kill_web(pool: StandingPool) -> None:
         children = processes.children(pool.process.pid)
         return [p for p in children if "shoal.web.process" in processes.command(p)]
 
-    wait_until(lambda: len(mine()) == 1, 30, "the web process runs")
+    wait_until(lambda: len(mine()) == 1, PATIENCE_S, "the web process runs")
     os.kill(mine()[0], signal.SIGKILL)
 
 
@@ -177,8 +177,6 @@ def test_the_files_of_a_task_are_downloaded(
 
 
 def test_a_browser_that_asks_is_signed_in_by_a_phone(chromium: Any, pool: StandingPool) -> None:
-    from tests.support.pages.person import decode_qr
-
     asking = Person(chromium, pool)
     asking.open("")
     asking.press("Ask a member instead")

@@ -12,11 +12,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from shoal.errors import PoolStartError
+from shoal.errors import LeaseError, PoolStartError
 from shoal.pool.wire import messages
 from shoal.pool.wire import people_messages as people
 from shoal.web.options import Options, listen
@@ -393,8 +394,49 @@ def test_a_guest_enrols_and_joins_with_what_was_granted(pool: StandingPool, owne
                        "--commitment", asked.json["commitment"], "--json")  # fmt: skip
     assert json.loads(checked.out)["winners"] == ["eva-script"]
     environment = {"SHOAL_IDENTITY": str(pool.directory / "eva.pem"), "HOME": str(pool.directory)}
-    joined = pool.run("join", f"{mine['join']}@127.0.0.1:{pool.port}", "--as", "eva", **environment)
+    joined = pool.run(
+        "join", mine["join"].removeprefix("shoal join "), "--as", "eva", **environment
+    )
     assert joined.code == 0, joined.err
+
+
+def test_what_an_event_refuses_is_said_to_a_command_too(pool: StandingPool, owner: Browser) -> None:
+    """A refusal of an event ended the connection without a word."""
+    event = open_event(owner, rule="first-come")
+    pool.ask(people.CancelEvent(event))
+    close = people.CloseEvent(event)
+    for refused, text in (
+        (close, "is cancelled"),
+        (people.CancelEvent(event), "is cancelled already"),
+        (people.AskPlace(event, "ab" * 16), "is cancelled"),
+        (people.OpenEvent(" ", 1), "a title has 1 to 80"),
+        (people.OpenEvent("t", 0), "places"),
+    ):
+        with pytest.raises(LeaseError, match=text):
+            pool.ask(refused)
+    shown = pool.run("event", "close", event, "--json", "--pool", pool.name)
+    assert shown.code == 1
+    assert "is cancelled" in json.loads(shown.out or shown.err)["error"]["text"]
+
+
+def test_a_room_behind_one_address(pool: StandingPool, owner: Browser) -> None:
+    """Fifty people, each of whom mistypes the code three times first."""
+    event = open_event(owner, places=5)
+
+    def enter(number: int) -> list[int]:
+        guest = Browser(pool)
+        wrong = {"code": f"{event}00000000000", "name": f"guest {number}"}
+        found = [guest.request("POST", "/v1/enrol", wrong).status for _ in range(3)]
+        right = {**wrong, "code": code_of(owner, event)}
+        found.append(guest.request("POST", "/v1/enrol", right).status)
+        own = {"own": f"{number:032x}"}
+        return [*found, guest.request("POST", f"/v1/events/{event}/requests", own).status]
+
+    with ThreadPoolExecutor(50) as room:
+        answers = list(room.map(enter, range(50)))
+    assert answers == [[422, 422, 422, 200, 200]] * 50
+    shown = owner.request("GET", f"/v1/events/{event}").json
+    assert (shown["enrolled"], shown["requests"]) == (50, 50)
 
 
 def test_what_has_changed_meanwhile_is_not_changed_again(
@@ -438,7 +480,7 @@ def test_a_member_enrols_by_the_command_line(pool: StandingPool, owner: Browser)
     assert shown["winners"] == ["carl"]
     seen = json.loads(pool.run("event", "show", event, "--json", **environment).out)
     assert seen["screen"] is None  # only an admin sees it
-    assert seen["event"]["mine"]["until"] > time.time() + 200
+    assert seen["event"]["mine"]["grant"]["until"] > time.time() + 200
 
 
 def test_the_audit_log_is_a_chain(pool: StandingPool, owner: Browser) -> None:

@@ -95,7 +95,7 @@ class StandingPool:
             env=self.environment(**extra),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=110,  # of a loaded machine
         )
         return programs.Outcome(done.returncode, done.stdout, done.stderr)
 

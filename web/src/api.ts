@@ -10,6 +10,7 @@ export class Problem extends Error {
 export interface Me { name: string; role: string; event: string; scope: string }
 
 export const me = signal<Me | null | undefined>(undefined); // undefined: not known yet
+export const admin = () => me.value?.role === "admin" || me.value?.role === "owner";
 export const live = signal(false);
 export const now = signal(Date.now() / 1000);
 

@@ -4,7 +4,7 @@ import { render } from "preact";
 import { useEffect } from "preact/hooks";
 import "../node_modules/uplot/dist/uPlot.min.css";
 import "./app.css";
-import { attempt, live, me, post, problem, start, whoami } from "./api";
+import { admin, attempt, live, me, post, problem, start, whoami } from "./api";
 import { Enrol, EventPage, Events, Screen } from "./events";
 import { Trouble } from "./parts";
 import { Memory } from "./memory";
@@ -16,7 +16,7 @@ const LINKS = [
   ["/", "Pool"], ["/tasks", "Tasks"], ["/memory", "Memory"], ["/events", "Events"],
   ["/people", "People"], ["/audit", "Audit"], ["/doctor", "Doctor"],
 ] as const;
-const ADMINS = ["/people", "/audit"];
+const ADMINS = ["/audit"];
 
 function Page({ path }: { path: string }) {
   const [first, second, third] = path.split("/").slice(1).map(decodeURIComponent);
@@ -32,7 +32,7 @@ function Page({ path }: { path: string }) {
     case "event": return third === "screen" ? <Screen event={second} /> : <EventPage event={second} />;
     case "audit": return <Audit />;
     case "doctor": return <Doctor />;
-    default: return <p>There is no such page.</p>;
+    default: return <><h1>There is no such page</h1><p><a href="/">The pool</a></p></>;
   }
 }
 
@@ -72,7 +72,7 @@ function App() {
   if (person === undefined) return null;
   const guest = person?.role === "guest";
   const screen = path.endsWith("/screen");
-  const body = path === "/enrol" ? <Enrol /> : !person ? <SignIn /> : <Page path={guest && !path.startsWith("/event/") ? `/event/${person.event}` : path} />;
+  const body = path === "/enrol" ? <Enrol /> : !person && !path.startsWith("/event/") ? <SignIn /> : <Page path={guest && !path.startsWith("/event/") ? `/event/${person!.event}` : path} />;
   return (
     <>
       <a class="skip" href="#main">Skip to the page</a>
@@ -80,10 +80,11 @@ function App() {
         <header>
           <strong>Shoal</strong>
           <nav aria-label="Pages">
-            {person && !guest && LINKS.filter(([to]) => person.role !== "user" && person.role !== "submitter" || !ADMINS.includes(to)).map(([to, name]) => (
+            {person && !guest && LINKS.filter(([to]) => admin() || !ADMINS.includes(to)).map(([to, name]) => (
               <a href={to} aria-current={path === to ? "page" : undefined}>{name}</a>
             ))}
           </nav>
+          {!person && path !== "/" && <a href="/">Sign in</a>}
           {person && (
             <span class="who">
               <span class={live.value ? "dot on" : "dot"} title={live.value ? "live" : "not connected"} /> {person.name}{" "}

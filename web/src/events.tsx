@@ -1,23 +1,25 @@
 // Events: the list, one event with its people and its proof, the screen, and entry with a code.
 import { useSignal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
-import { ago, api, attempt, bytes, changed, clock, count, get, me, now, post, Problem, sizeOf, whoami } from "./api";
+import { admin, ago, api, attempt, bytes, changed, clock, count, get, me, now, post, Problem, sizeOf, whoami } from "./api";
 import { verify } from "./draw";
-import { Loading, Table, useLoad } from "./parts";
+import { Loading, Pages, Table, useLoad } from "./parts";
 
-interface Person { name: string; member: boolean; standing: string | null; tickets: number; asked: boolean; ended: string | null; reason: string; rank: number }
-interface Mine { name: string; standing: string | null; receipt: string; ended: string | null; reason: string; rank: number; join: string; until: number | null }
+type GrantState = "join" | "waiting" | "open" | "over";
+interface Grant { state: GrantState; holder: string; devices: string[]; until: number | null; reasons: string[] }
+interface Person { name: string; member: boolean; standing: string | null; tickets: number; asked: boolean; ended: string | null; reason: string; rank: number; grant: GrantState | null }
+interface Mine { name: string; standing: string | null; receipt: string; ended: string | null; reason: string; rank: number; join: string; grant: Grant | null }
 interface Event {
   event: string; title: string; state: string; rule: string; places: number; closes: string; approval: string;
   devices: number; memory_bytes: number | null; minutes: number; opened_at: number; closed_at: number | null; closed_by: string; enrolled: number;
   waiting: number; requests: number; remaining: number; struck_out: number; wrong_codes: number; commitment: string;
   list_hash: string; seed: string; winners: string[]; people: Person[]; more: boolean; mine: Mine | null;
 }
-const admin = () => me.value?.role === "admin" || me.value?.role === "owner";
 
 export function Events() {
-  const { value, error } = useLoad<{ events: Event[] }>("/v1/events", "events");
-  if (!value) return <Loading error={error} />;
+  const after = useSignal(""); // the last event of the page before
+  const { value, error } = useLoad<{ events: Event[]; more: boolean }>(`/v1/events${after.value && `?after=${after.value}`}`, "events");
+  if (!value) return <Loading error={error} title="Events" />;
   return (
     <>
       <h1>Events</h1>
@@ -25,6 +27,10 @@ export function Events() {
       <Table caption="Events, the newest first" empty="No event yet." heads={["event", "state", "rule", "places", "enrolled", "requests", "granted"]}
         rows={value.events.map((e) => [<a href={`/event/${e.event}`}>{e.title}</a>, e.state, e.rule, e.places, e.enrolled, e.requests,
           e.winners.length > 5 ? `${e.winners.slice(0, 5).join(", ")} and ${e.winners.length - 5} more` : e.winners.join(", ") || "–"])} />
+      {(after.value || value.more) && <p class="actions">
+        {after.value && <button onClick={() => (after.value = "")}>Newest events</button>}
+        {value.more && <button onClick={() => (after.value = value.events.at(-1)!.event)}>Older events</button>}
+      </p>}
       <p><a class="button" href="/enrol">Enter the code of a screen</a></p>
       {admin() && <Open />}
     </>
@@ -78,8 +84,9 @@ function Open() {
 }
 
 export function EventPage({ event }: { event: string }) {
-  const { value, error } = useLoad<Event>(`/v1/events/${event}`, `event ${event}`);
-  if (!value) return <Loading error={error} />;
+  const first = useSignal(0);
+  const { value, error } = useLoad<Event>(`/v1/events/${encodeURIComponent(event)}?first=${first.value}`, `event ${event}`);
+  if (!value) return <Loading error={error} title={`Event ${event}`} />;
   const act = (what: string) => attempt(() => post(`/v1/events/${event}/${what}`));
   const open = value.state === "open";
   return (
@@ -104,17 +111,17 @@ export function EventPage({ event }: { event: string }) {
       <Own event={value} />
       {value.winners.length > 0 && <section aria-live="polite"><h2>Granted</h2><ol>{value.winners.map((w) => <li><b>{w}</b></li>)}</ol></section>}
       <h2>People</h2>
-      {value.more && <p class="quiet">These are the first 200. <code>shoal event show {event}</code> prints all.</p>}
       <Table caption="People of the event" empty="Nobody has enrolled yet. People scan the code on the screen."
         heads={["name", "approval", "request", "rank", "result"]}
         rows={value.people.map((p) => [
           p.name,
           p.standing === "waiting" && open && admin()
             ? <span class="actions"><button class="main" onClick={() => attempt(() => post(`/v1/events/${event}/decide`, { name: p.name, approve: true }))}>Approve {p.name}</button>
-              <button aria-label={`Refuse ${p.name}`} onClick={() => attempt(() => post(`/v1/events/${event}/decide`, { name: p.name, approve: false }))}>No</button></span>
+              <button aria-label={`Refuse ${p.name}`} onClick={() => attempt(() => post(`/v1/events/${event}/decide`, { name: p.name, approve: false }))}>Refuse</button></span>
             : p.standing ?? "not enrolled",
-          p.asked ? "yes" : "–", p.rank || "", p.reason ? `${p.ended}: ${p.reason}` : p.ended === "granted" ? <b class="good">granted</b> : p.ended ?? "",
+          p.asked ? "yes" : "–", p.rank || "", p.reason ? `${p.ended}: ${p.reason}` : p.grant ? <b class="good">{GRANTED[p.grant]}</b> : p.ended ?? "",
         ])} />
+      <Pages first={first} following={value.more ? first.value + value.people.length : null} what="People" />
       {value.commitment && <Proof event={value} />}
     </>
   );
@@ -130,15 +137,31 @@ function Own({ event }: { event: Event }) {
   return (
     <section aria-live="polite">
       {mine && <p>You are <b>{mine.name}</b>: {mine.standing ?? "not enrolled"}{mine.ended ? <>, <b>{mine.ended}</b>{mine.reason && ` (${mine.reason})`}</> : ""}.</p>}
-      {open && !mine?.receipt && <button class="main" onClick={ask}>Ask for a place</button>}
+      {open && !mine?.receipt && (me.value ? <button class="main" onClick={ask}>Ask for a place</button> : <p><a class="button main" href="/enrol">Enter the code of the screen</a></p>)}
       {open && mine?.receipt && !mine.ended && <button onClick={() => attempt(() => api("DELETE", `/v1/events/${event.event}/requests`))}>Withdraw</button>}
       {mine?.receipt && <p>Keep your receipt: <code class="hash">{mine.receipt}</code></p>}
-      {mine?.join && <div class="trouble fine"><p>You have a place. On your machine, join the pool with</p><pre>{mine.join}</pre></div>}
-      {mine?.ended === "granted" && !mine.join && !mine.until && <p>You have a place. This pool is open to its own machine only, so ask its owner how to use it.</p>}
-      {mine?.until && <p>Your grant holds until {clock(mine.until)}.</p>}
+      {mine?.grant && <Place grant={mine.grant} join={mine.join} event={event} />}
     </section>
   );
 }
+
+/** What somebody who was granted a place has of the pool, and how to use it. */
+function Place({ grant, join, event }: { grant: Grant; join: string; event: Event }) {
+  const what = `${count(event.devices, "device")} for ${ago(event.minutes * 60)}`;
+  return (
+    <div class="trouble fine">
+      {grant.state === "join" && (join
+        ? <><p>You have a place: {what}, from the moment you join. On your machine, join the pool with</p><pre>{join}</pre></>
+        : <p>You have a place. This pool is open to its own machine only, so ask its owner how to use it.</p>)}
+      {grant.state === "waiting" && <><p>You have a place. It waits for devices, and its time has not begun.</p><ul>{grant.reasons.map((text) => <li>{text}</li>)}</ul></>}
+      {grant.state === "open" && <p>You have a place: <b>{grant.devices.join(", ")}</b> until <b>{clock(grant.until!)}</b>. The next program of {grant.holder} gets it: <code>shoal run -- python …</code></p>}
+      {grant.state === "over" && <p>Your place is over.</p>}
+    </div>
+  );
+}
+
+/** What the table of people says of a granted place. */
+const GRANTED = { join: "granted: has a code to join with", waiting: "granted: waits for devices", open: "granted: has its devices", over: "granted: over" };
 
 function Proof({ event }: { event: Event }) {
   const told = useSignal("");
@@ -170,7 +193,7 @@ const PAUSE_S = 10; // of the head, between the list and the draw
 export function Screen({ event }: { event: string }) {
   const shown = useSignal<{ code: string; valid_s: number; link: string; qr: string } | null>(null);
   const until = useSignal(0);
-  const { value } = useLoad<Event>(`/v1/events/${event}`, `event ${event}`);
+  const { value, error } = useLoad<Event>(`/v1/events/${encodeURIComponent(event)}`, `event ${event}`);
   useEffect(() => {
     let timer = 0;
     const next = () => get<NonNullable<typeof shown.value>>(`/v1/events/${event}/screen`).then((found) => {
@@ -181,7 +204,7 @@ export function Screen({ event }: { event: string }) {
     next();
     return () => clearTimeout(timer);
   }, [event]);
-  if (!value) return <Loading error={null} />;
+  if (!value) return <Loading error={error} title={`Event ${event}`} />;
   const open = value.state === "open";
   return (
     <div class="screen">

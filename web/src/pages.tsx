@@ -1,14 +1,30 @@
 // People, approvals, audit, doctor.
 import { useSignal } from "@preact/signals";
-import { ago, api, attempt, bytes, clock, count, me, post, Problem, sizeOf } from "./api";
+import { admin, ago, api, attempt, bytes, clock, count, me, post, Problem, sizeOf } from "./api";
 import { Loading, Table, useLoad } from "./parts";
 
 interface Member { name: string; role: string; joined: number; expires: number; revoked: number | null; devices_max: number | null; memory_bytes_max: number | null; leases: number; used_device_s: number }
 interface TokenInfo { token_id: string; owner: string; label: string; kind: string; scope: string; made: number; expires: number }
 
 export function People() {
-  const members = useLoad<{ clients: Member[] }>("/v1/members", "pool", "access");
   const tokens = useLoad<{ tokens: TokenInfo[] }>("/v1/tokens", "access");
+  return (
+    <>
+      <h1>People</h1>
+      {admin() ? <Members /> : <p class="quiet">Only admins see who has joined, and make join codes.</p>}
+      <ApproveForm />
+      <h2>Tokens and browsers</h2>
+      <p class="quiet">Who can reach the pool over HTTP. This makes a token for a program: <code>shoal token make LABEL</code></p>
+      <Table caption="Tokens and browser sessions" empty="None." heads={["owner", "kind", "scope", "label", "made", "until", "action"]}
+        rows={(tokens.value?.tokens ?? []).map((t) => [t.owner, t.kind, t.scope, t.label, clock(t.made), clock(t.expires),
+          <button onClick={() => attempt(() => api("DELETE", `/v1/tokens/${t.token_id}`))}>End {t.token_id}</button>])} />
+    </>
+  );
+}
+
+/** What admins see of people: who waits, who has joined, and codes for those who shall. */
+function Members() {
+  const members = useLoad<{ clients: Member[] }>("/v1/members", "pool", "access");
   const events = useLoad<{ events: { event: string; title: string; waiting: number }[] }>("/v1/events", "events").value;
   const code = useSignal<{ command: string; qr: string; expires: number } | null>(null);
   const make = (form: HTMLFormElement) => attempt(async () => {
@@ -20,7 +36,6 @@ export function People() {
   });
   return (
     <>
-      <h1>People</h1>
       {events?.events.filter((e) => e.waiting).map((e) => <p class="trouble"><a href={`/event/${e.event}`}>{e.waiting === 1 ? "1 person waits" : `${e.waiting} people wait`} for approval in “{e.title}”</a></p>)}
       <h2>Members and nodes</h2>
       {members.value
@@ -29,7 +44,7 @@ export function People() {
             m.role === "node" ? "–" : quota(m), m.leases, m.used_device_s ? `${ago(m.used_device_s)} of a device` : "–",
             m.revoked ? "revoked" : <button onClick={() => confirm(`Revoke ${m.name}?`) && attempt(() => post(`/v1/members/${m.name}/revoke`))}>Revoke {m.name}</button>])} />
         : <Loading error={members.error} />}
-      {members.value && <section>
+      <section>
         <h2>Join codes</h2>
         <form class="row" onSubmit={(e) => { e.preventDefault(); void make(e.currentTarget); }}>
           <label>For <select name="role"><option value="user">a user</option><option value="submitter">a submitter</option>{me.value?.role === "owner" && <option value="admin">an admin</option>}<option value="node">a node</option></select></label>
@@ -38,13 +53,7 @@ export function People() {
           <p><button class="main">Make a code</button></p>
         </form>
         {code.value && <div role="status"><img width="220" src={code.value.qr} alt="QR code of the join code" /><pre>{code.value.command}</pre><p class="quiet">Valid once, until {clock(code.value.expires)}.</p></div>}
-      </section>}
-      <ApproveForm />
-      <h2>Tokens and browsers</h2>
-      <p class="quiet">Who can reach the pool over HTTP. This makes a token for a program: <code>shoal token make LABEL</code></p>
-      <Table caption="Tokens and browser sessions" empty="None." heads={["owner", "kind", "scope", "label", "made", "until", "action"]}
-        rows={(tokens.value?.tokens ?? []).map((t) => [t.owner, t.kind, t.scope, t.label, clock(t.made), clock(t.expires),
-          <button onClick={() => attempt(() => api("DELETE", `/v1/tokens/${t.token_id}`))}>End {t.token_id}</button>])} />
+      </section>
     </>
   );
 }
@@ -78,7 +87,7 @@ function ApproveForm() {
 
 export function Audit() {
   const { value, error } = useLoad<{ entries: { at: number; actor: string; action: string; detail: string; number: number; hash: string }[] }>("/v1/audit?count=200", "pool", "tasks", "events", "access");
-  if (!value) return <Loading error={error} />;
+  if (!value) return <Loading error={error} title="Audit" />;
   return (
     <>
       <h1>Audit</h1>
@@ -92,7 +101,7 @@ export function Audit() {
 
 export function Doctor() {
   const { value, error } = useLoad<{ checks: { name: string; ok: boolean; text: string; help: string }[] }>("/v1/doctor", "pool", "history");
-  if (!value) return <Loading error={error} />;
+  if (!value) return <Loading error={error} title="Doctor" />;
   const wrong = value.checks.filter((c) => !c.ok).length;
   return (
     <>

@@ -1,5 +1,5 @@
 // Small parts that several pages use.
-import { useSignal } from "@preact/signals";
+import { type Signal, useSignal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import type uPlot from "uplot";
@@ -34,8 +34,21 @@ export function useLoad<T>(path: string, ...topics: string[]): { value: T | null
   return state.value;
 }
 
-export function Loading({ error }: { error: Problem | null }) {
-  return error ? <Trouble problem={error} /> : <p class="quiet">…</p>;
+/** A page, or a part of one without a title, that has no answer yet, or got a refusal. */
+export function Loading({ error, title }: { error: Problem | null; title?: string }) {
+  return <>{title && <h1>{title}</h1>}{error ? <Trouble problem={error} /> : <p class="quiet">…</p>}</>;
+}
+
+/** Leads through answers that have more rows than one page. */
+export function Pages({ first, following, what }: { first: Signal<number>; following: number | null; what: string }) {
+  if (!first.value && following === null) return null;
+  return (
+    <p class="actions">
+      {first.value > 0 && <button onClick={() => (first.value = 0)}>First page</button>}
+      {following !== null && <button onClick={() => (first.value = following)}>Next page</button>}
+      <span class="quiet">{what} from {first.value + 1} on</span>
+    </p>
+  );
 }
 
 export function Trouble({ problem }: { problem: Problem }) {

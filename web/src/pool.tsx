@@ -1,7 +1,7 @@
 // The pool and one device: memory and load over time, who is there, and what waits.
 import { ago, bytes, clock, colour, count, now } from "./api";
 import { Bar, Chart, Gantt, Key, Loading, Spark, Table, useLoad } from "./parts";
-import { type Dev, type History, places, type Profiles, type Session, short, type Status, type Tasked, taskOf } from "./status";
+import { type Dev, type History, kept, places, type Profiles, type Session, short, type Status, type Tasked, taskOf } from "./status";
 import { TaskTable } from "./tasks";
 
 const WINDOW_S = 3600; // the head keeps that much
@@ -19,7 +19,7 @@ export function Pool() {
   const { value, error } = useLoad<Status>("/v1/pool", "pool", "history");
   const history = useLoad<History>("/v1/history", "history").value;
   const tasks = useLoad<Tasked>("/v1/tasks", "tasks", "pool").value;
-  if (!value) return <Loading error={error} />;
+  if (!value) return <Loading error={error} title="Pool" />;
   const names = new Map(value.devices.map((d) => [d.number, d.name]));
   const paused = new Set(value.sessions.filter((s) => s.profile?.state === "suspended").map((s) => s.session));
   const waiting = (tasks?.tasks ?? []).filter((t) => t.state === "waiting" || t.state === "held");
@@ -69,10 +69,12 @@ function DeviceBar({ device, sessions }: { device: Dev; sessions: Session[] }) {
     return [{ size: used, colour: colour(s.client), title }, { size: s.granted_bytes - used, colour: colour(s.client), title, pale: true }];
   });
   const free = bytes(device.free_bytes);
+  const aside = kept(device, sessions);
+  if (aside) parts.push({ size: aside, colour: "var(--quiet)", title: `${bytes(aside)} kept for a place of an event, or a task`, pale: true });
   return (
     <>
       <Bar parts={parts} total={device.memory_bytes} label={`${device.name}: ${free} of ${bytes(device.memory_bytes)} free`} />
-      <span class="quiet">{free} of {bytes(device.memory_bytes)} free{mine.length ? ` · ${[...new Set(mine.map((s) => s.client))].join(", ")}` : " · idle"}</span>
+      <span class="quiet">{free} of {bytes(device.memory_bytes)} free{mine.length ? ` · ${[...new Set(mine.map((s) => s.client))].join(", ")}` : " · idle"}{aside > 0 && ` · ${bytes(aside)} kept`}</span>
     </>
   );
 }
@@ -94,7 +96,7 @@ export function Device({ number }: { number: number }) {
   const { value, error } = useLoad<Status>("/v1/pool", "pool", "history");
   const history = useLoad<History>(`/v1/history?device=${number}`, "history").value;
   const profiles = useLoad<Profiles>(`/v1/profiles?first=${number}`, "pool").value;
-  if (!value) return <Loading error={error} />;
+  if (!value) return <Loading error={error} title={`Device ${number}`} />;
   const device = value.devices.find((d) => d.number === number);
   if (!device) return <><h1>Device {number}</h1><p>The pool has no such device now. <a href="/">The pool's devices</a></p></>;
   const samples = history?.samples ?? [];

@@ -33,3 +33,10 @@ export function places(s: Session): { device: number; host: number; disk: number
   if (s.profile) return { device: s.profile.used_bytes, host: s.profile.host_bytes, disk: s.profile.disk_bytes };
   return { device: Math.min(s.use?.memory_bytes ?? 0, s.granted_bytes), host: 0, disk: 0 };
 }
+/** Bytes of a device that nobody holds and nobody gets: kept for a place of an event, or for a task that starts. */
+export function kept(device: Dev, sessions: Session[]): number {
+  const held = sessions.filter((s) => s.device === device.number && s.profile?.state !== "suspended").reduce((all, s) => all + s.granted_bytes, 0);
+  return Math.max(0, device.memory_bytes - device.free_bytes - held);
+}
+/** Where the addresses of a session begin: it has 2^52 of them (csrc/wire/address.h). */
+export const address = (session: number) => `0x${(BigInt(session) << 52n).toString(16).padStart(16, "0")}`;

@@ -2,7 +2,7 @@
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { ago, attempt, bytes, clock, count, get, now, post, Problem, sizeOf } from "./api";
-import { Loading, Table, Trouble, useLoad } from "./parts";
+import { Loading, Pages, Table, Trouble, useLoad } from "./parts";
 import type { Reason, TaskInfo, Tasked } from "./status";
 
 interface Times { start: number; end: number | null }
@@ -32,16 +32,13 @@ export function Tasks() {
   const all = useSignal(false);
   const first = useSignal(0);
   const { value, error } = useLoad<Tasked>(`/v1/tasks?first=${first.value}&ended=${all.value}`, "tasks", "pool");
-  if (!value) return <Loading error={error} />;
+  if (!value) return <Loading error={error} title="Tasks" />;
   return (
     <>
       <h1>Tasks</h1>
       <label class="check"><input type="checkbox" checked={all.value} onChange={(e) => (all.value = e.currentTarget.checked)} /> also those that have ended</label>
       <TaskTable caption="Tasks, by number" tasks={value.tasks} empty={all.value ? "No task yet. This submits one:" : "No task waits or runs. This submits one:"} help="shoal submit -- python train.py" />
-      {(first.value > 0 || value.following !== null) && <p>
-        {first.value > 0 && <button onClick={() => (first.value = 0)}>First page</button>}{" "}
-        {value.following !== null && <button onClick={() => (first.value = value.following!)}>Next page</button>}
-      </p>}
+      <Pages first={first} following={value.following} what="Tasks by number" />
     </>
   );
 }
@@ -49,7 +46,7 @@ export function Tasks() {
 export function Task({ id }: { id: string }) {
   const path = `/v1/tasks/${encodeURIComponent(id)}`;
   const { value, error } = useLoad<TaskInfo>(path, "tasks", "pool");
-  if (!value) return <Loading error={error} />;
+  if (!value) return <Loading error={error} title={`Task ${id}`} />;
   const act = (action: string) => attempt(() => post(`${path}/${action}`));
   const over = value.ended_at !== null;
   const waits = value.state === "waiting" || value.state === "held";
@@ -58,7 +55,7 @@ export function Task({ id }: { id: string }) {
     <>
       <h1>{value.name || value.id}</h1>
       <p aria-live="polite">{value.id} of {value.owner}: <b class={shade(value.state)}>{value.state}</b>{(value.attempt ?? 0) > 1 && `, attempt ${value.attempt}`}{value.end_reason && `, ${value.end_reason}`}</p>
-      {!over && <p><button onClick={() => act("cancel")}>Cancel</button>{" "}
+      {!over && mine(value) && <p><button onClick={() => act("cancel")}>Cancel</button>{" "}
         {value.state === "waiting" && <button onClick={() => act("hold")}>Hold</button>}
         {value.state === "held" && <button onClick={() => act("release")}>Release</button>}</p>}
       {waits && <WhyItWaits id={value.id} task={value} />}

@@ -12,13 +12,14 @@ import click
 from shoal.cli.common import ago, ask, json_option, pool_option, pool_url, print_json, print_table
 from shoal.errors import PoolError
 from shoal.people import rules
-from shoal.people.draw import ENTRIES_MAX
+from shoal.people.draw import ENTRIES_MAX, PLACES_MAX, TICKETS_MAX
 from shoal.pool.wire import messages
 from shoal.pool.wire import people_messages as people
 from shoal.units import parse_bytes
 
 _RULE = click.Choice(rules.RULES)
 _APPROVAL = click.Choice(["everyone", "members", "hand"])
+MINUTES = click.FloatRange(0, 7 * 24 * 60, min_open=True)
 event_argument = click.argument("event", metavar="EVENT")
 
 
@@ -60,7 +61,8 @@ def _closing_time(text: str) -> float:
 
 @event.command("open")
 @click.argument("title")
-@click.option("--places", default=1, show_default=True, help="Number of requests to grant.")
+@click.option("--places", type=click.IntRange(1, PLACES_MAX), default=1, show_default=True,
+              help="Number of requests to grant.")  # fmt: skip
 @click.option(
     "--rule",
     type=_RULE,
@@ -69,20 +71,26 @@ def _closing_time(text: str) -> float:
     help="Rule that chooses among requests.",
 )
 @click.option("--closes", metavar="TIME", help="Close at 15:00, 2026-11-18T15:00, or in 20m.")
-@click.option("--when-free", type=int, metavar="N", help="Close when N devices are free.")
-@click.option("--when-asked", type=int, metavar="N", help="Close when N requests are there.")
+@click.option(
+    "--when-free", type=click.IntRange(1), metavar="N", help="Close when N devices are free."
+)
+@click.option(
+    "--when-asked", type=click.IntRange(1), metavar="N", help="Close when N requests are there."
+)
 @click.option("--approval", type=_APPROVAL, default="everyone", show_default=True,
               help="People whom the code admits; all others wait for `shoal approve`.")  # fmt: skip
 @click.option(
     "--capacity",
-    type=int,
+    type=click.IntRange(1, ENTRIES_MAX),
     default=ENTRIES_MAX,
     show_default=True,
     help="Most people who can enrol.",
 )
-@click.option("--devices", default=1, show_default=True, help="Devices of each grant.")
-@click.option("--memory", metavar="SIZE", help="Memory of each grant, like 8GiB.")
-@click.option("--minutes", default=60.0, show_default=True, help="Minutes of each grant.")
+@click.option("--devices", type=click.IntRange(1, 32), default=1, show_default=True,
+              help="Devices of each grant.")  # fmt: skip
+@click.option("--memory", metavar="SIZE", help="Memory of each device, like 8GiB.")
+@click.option("--minutes", type=MINUTES, default=60.0, show_default=True,
+              help="Minutes of each grant.")  # fmt: skip
 @pool_option
 @json_option
 def open_event(
@@ -186,13 +194,30 @@ def _print(url: str, found: people.EventInfo, as_json: bool) -> None:
             else ""
         )
     )
+    if found.mine is not None and found.mine.grant is not None:
+        _print_grant(found.mine.grant)
     if found.people:
         rows = [
             [p.name, p.standing or "not enrolled", "yes" if p.asked else "-", str(p.tickets),
-             str(p.rank) if p.rank else "-", p.ended or "-", p.reason]
+             str(p.rank) if p.rank else "-", p.ended or "-", p.reason or p.grant or ""]
             for p in found.people
         ]  # fmt: skip
-        print_table(["name", "standing", "asked", "tickets", "rank", "ended", "reason"], rows)
+        print_table(["name", "standing", "asked", "tickets", "rank", "ended", "more"], rows)
+
+
+def _print_grant(grant: people.GrantInfo) -> None:
+    """Say what the asker was granted, and how to use it."""
+    if grant.state == "waiting":
+        click.echo("you have a place; it waits for devices, and its time has not begun")
+        for reason in grant.reasons:
+            click.echo(f"  - {reason}")
+    elif grant.state == "open" and grant.until is not None:
+        left = ago(grant.until - time.time())
+        click.echo(
+            f"you have a place: {', '.join(grant.devices)} for {left}. Your next program gets it"
+        )
+    elif grant.state == "over":
+        click.echo("your place is over")
 
 
 @event.command()
@@ -237,7 +262,9 @@ def cancel(event: str, pool: str | None, as_json: bool) -> None:
 @event.command()
 @event_argument
 @click.option("--bytes", "own", metavar="HEX", help="Your 16 bytes for the draw. Default: random.")
-@click.option("--minutes", type=float, help="Minutes to ask for. Default: all that a grant gives.")
+@click.option(
+    "--minutes", type=MINUTES, help="Minutes to ask for. Default: all that a grant gives."
+)
 @click.option("--withdraw", is_flag=True, help="Take the request back.")
 @pool_option
 @json_option
@@ -292,7 +319,8 @@ def enrol(code: str, wanted: bool, pool: str | None, as_json: bool) -> None:
 @click.command()
 @click.argument("who", metavar="NAME|DIGITS")
 @click.option("--event", "wanted", help="Event. Default: every open one where NAME waits.")
-@click.option("--tickets", default=1, show_default=True, help="Tickets of NAME in the draw.")
+@click.option("--tickets", type=click.IntRange(1, TICKETS_MAX), default=1, show_default=True,
+              help="Tickets of NAME in the draw.")  # fmt: skip
 @click.option("--refuse", is_flag=True, help="Refuse NAME instead.")
 @pool_option
 @json_option

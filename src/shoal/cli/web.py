@@ -60,7 +60,8 @@ def token() -> None:
 @click.argument("label")
 @click.option("--scope", type=click.Choice(get_args(people.TokenScope)), default="read",
               show_default=True, help="What it may do with your rights.")  # fmt: skip
-@click.option("--days", default=30.0, show_default=True, help="Days until it expires.")
+@click.option("--days", type=click.FloatRange(0, 366, min_open=True), default=30.0,
+              show_default=True, help="Days until it expires.")  # fmt: skip
 @pool_option
 @json_option
 def make(

@@ -31,8 +31,10 @@ class Condition:
     def text(self) -> str:
         if self.kind == "time":
             return f"at {iso_time(self.value)}"
-        what = "devices are free" if self.kind == "devices" else "requests are there"
-        return f"when {self.value:.0f} {what}"
+        one = self.value == 1
+        what = {"devices": "free", "requests": "there"}[self.kind]
+        noun = self.kind.removesuffix("s") if one else self.kind
+        return f"when {self.value:.0f} {noun} {'is' if one else 'are'} {what}"
 
 
 def in_words(conditions: Iterable[Condition]) -> str:

@@ -154,6 +154,9 @@ class Web:
                 return _json(
                     CodeShown(code, command, expires, qr.data_uri(f"{code}@{self.join_host}"))
                 )
+            case people.EventInfo(mine=people.OwnEntry(join=code) as mine) if code:
+                mine = msgspec.structs.replace(mine, join=f"shoal join {code}@{self.join_host}")
+                return _json(msgspec.structs.replace(found, mine=mine))
             case people.Enrolled() if found.token:
                 response = _json(msgspec.structs.replace(found, token=""))
                 self._set_cookie(response, found.token, 7 * 86400)
@@ -287,7 +290,12 @@ def make_app(web: Web, hosts: list[str]) -> Guard:
     async def not_found(request: Request, error: Exception) -> Response:
         status = getattr(error, "status_code", 404)
         status = status if status in problems.TITLES else 404
-        where = f"{request.method} {request.url.path[:100]}"
+        path, wants = request.url.path, request.headers.get("accept", "")
+        if status == 404 and "text/html" in wants and not path.startswith(("/v1/", "/assets/")):
+            response = await web.page(request)  # it says so, with a way back
+            response.status_code = 404 if response.status_code == 200 else response.status_code
+            return response
+        where = f"{request.method} {path[:100]}"
         return problems.response(Problem(problems.TITLES[status], status, f"no route for {where}"))
 
     @asynccontextmanager

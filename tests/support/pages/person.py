@@ -10,6 +10,9 @@ from tests.support.programs import ROOT
 from tests.support.standing import StandingPool
 from tests.support.waiting import wait_until
 
+#: Far longer than anything takes on a loaded machine: every wait is for a condition.
+PATIENCE_S = 100
+SIGN_IN = "Sign in"
 AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
 
 
@@ -19,7 +22,7 @@ class Person:
     def __init__(self, chromium: Any, pool: StandingPool, **options: Any) -> None:
         self.address = pool.told["web"]
         self.page = chromium.new_context(**options).new_page()
-        self.page.set_default_timeout(30_000)
+        self.page.set_default_timeout(PATIENCE_S * 1000)
         self.errors: list[str] = []
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("console", self._hear)
@@ -34,7 +37,7 @@ class Person:
 
     def until(self, expression: str, what: str) -> None:
         """Wait until an expression is true; the pages' policy forbids the browser's own way."""
-        wait_until(lambda: bool(self.page.evaluate(expression)), 30, what)
+        wait_until(lambda: bool(self.page.evaluate(expression)), PATIENCE_S, what)
 
     def press(self, name: str) -> None:
         self.page.get_by_role("button", name=name, exact=True).click()
@@ -45,10 +48,37 @@ class Person:
 
 
 def signed_in(chromium: Any, pool: StandingPool, **options: Any) -> Person:
+    """A window that the pool's owner has signed in. A link is good for a minute only: again, if that
+    was over before the page came."""
     person = Person(chromium, pool, **options)
-    person.open(f"#ticket={web.ticket(pool)}")
-    person.page.wait_for_selector("text=Pool ")
-    return person
+    for _ in range(5):
+        person.page.goto("about:blank")  # another # alone does not load the page
+        person.open(f"#ticket={web.ticket(pool)}")
+        if (
+            person.page.locator("h1", has_text="Pool ").or_(signing_in(person)).inner_text()
+            != SIGN_IN
+        ):
+            return person
+    raise AssertionError(f"no sign-in link was good in time: {person.page.inner_text('main')}")
+
+
+def signing_in(person: Person) -> Any:
+    return person.page.locator("h1", has_text=SIGN_IN)
+
+
+def enrol_by_qr(screen: Person, guest: Person, name: str) -> None:
+    """Scan the code on a screen, and enrol. The code changes: again, if it was too old by then."""
+    for _ in range(5):
+        screen.page.locator("img").wait_for()
+        guest.page.goto("about:blank")
+        guest.page.goto(decode_qr(screen.page.screenshot()))
+        guest.page.get_by_label("Your name").fill(name)
+        guest.press("Enrol")
+        asks = guest.page.get_by_role("button", name="Ask for a place")
+        asks.or_(guest.page.get_by_role("alert")).wait_for()
+        if asks.count():
+            return
+    raise AssertionError(f"no code was good in time: {guest.page.inner_text('main')}")
 
 
 def decode_qr(png: bytes) -> str:

@@ -233,3 +233,8 @@ def test_what_each_rule_prefers() -> None:
     assert rules.order("priority", asked, 3 * 3600.0 + 1)[0] == "urgent"
     aged = {"old": Asked(0.0, 1.0, Facts()), "new": Asked(3 * 3600.0, 1.0, Facts(priority=2))}
     assert rules.order("priority", aged, 3 * 3600.0)[0] == "old"
+
+
+def test_a_condition_of_one_is_singular() -> None:
+    assert Condition("requests", 1).text() == "when 1 request is there"
+    assert Condition("devices", 1).text() == "when 1 device is free"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.errors import ProtocolError
+from shoal.errors import ShoalError
 from shoal.pool.base import limits
 from shoal.pool.base.clock import Clock
 from shoal.pool.head.granting import Granting
@@ -11,7 +11,6 @@ from shoal.pool.head.leases import LeaseRefused, LeaseTable
 from shoal.pool.head.nodes import Nodes
 from shoal.pool.head.requests import Requests, Route, Routes
 from shoal.pool.head.session_ends import Client, Endings
-from shoal.pool.head.store import StoreError
 from shoal.pool.wire import messages
 from shoal.pool.wire.end_reasons import End, Why
 from shoal.pool.wire.frames import Closed
@@ -45,7 +44,7 @@ class ClientLink:
                 message = await client.receive(self._patience_s(client))
         except Closed:
             pass
-        except (ProtocolError, LeaseRefused, StoreError) as error:
+        except (ShoalError, LeaseRefused) as error:  # what an event refuses, too
             client.channel.send(messages.refusal(str(error)))
         finally:
             client.forget()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from shoal.errors import ProtocolError
@@ -56,6 +57,7 @@ class Enrolment:
         self._pool = pool
         self.registry = CodeRegistry()
         self.refused = 0  # wrong codes so far
+        self.on_joined: Callable[[str, str], Awaitable[None]] | None = None  # code, name
         self._clients = {c.name: c for c in store.clients()}
         for code in store.codes():
             if code.expires > self._clock.now():
@@ -110,13 +112,16 @@ class Enrolment:
         issued = self._authority.sign_request(request.request, code.role, name)
         client = StoredClient(name, code.role, issued.serial, now, issued.expires, None, code.quota)
         self._clients[name] = client  # from here on the name is taken
+        text = codes.write(code.code_id, request.secret, self._pin)
         try:
-            await self._store.flushed(self._store.add_client(client, code.code_id, now))
+            await self._store.flushed(self._store.add_client(client, code.code_id, now, text))
         except StoreError:
             del self._clients[name]
             self.registry.codes[code.code_id] = code  # it is still good
             raise
         self._table.quotas[name] = code.quota
+        if self.on_joined is not None:
+            await self.on_joined(text, name)
         return join_messages.Joined(name, self._pool, issued.pem, self._authority.pem, code.role)
 
     async def enrol_node(self, request: messages.EnrolNode) -> messages.NodeEnrolled:

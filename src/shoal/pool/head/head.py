@@ -83,7 +83,6 @@ class Head:
             self.clock, randomness or Randomness(), standing=standing,
         )  # fmt: skip
         self.admitting = Admitting(self.table, store, self.clock, rule)
-        self.changes.first = self.admitting.changed
         self.connections: dict[str, set[Channel]] = {}  # by name, of those with a certificate
         self.started = self.clock.now()
         self.nodes_lost = 0
@@ -106,7 +105,7 @@ class Head:
         why = WhyRequests(self.admitting, self.tasks.requests.state_of)
         self.people = People(
             store, self.table, enrolment, self.changes, self.clock, randomness or Randomness(),
-            self.status, self._grant_over, self.admitting.admission.uses.of,
+            self.status, self._grant_over, self.admitting,
         )  # fmt: skip
         self.requests = Requests(
             clients.routes(),
@@ -118,6 +117,9 @@ class Head:
             StatusPages(self.status).routes(),
         )
         self.people.complete(self.requests)
+        leases.kept = self.people.grants
+        self.ends.on_ended = self._lease_ended
+        self.changes.first = self._look_again
         self.tasks.on_change = self._tell_of_tasks
         self._clients = clients
 
@@ -126,7 +128,6 @@ class Head:
         tasks = self.tasks.lifecycle
         self.granting.tickets = tasks
         self.ends.on_lost = tasks.lease_lost
-        self.ends.on_ended = tasks.lease_ended
         self.changes.also = self.tasks.plans.wake
 
     def plan_tasks(self, records: Path | None) -> None:
@@ -184,7 +185,10 @@ class Head:
         """Serve a connection of this machine. The acceptor has checked that its user is the pool's."""
         try:
             first = await channel.receive(join_messages.FIRST, limits.IDLE_S)
-        except ProtocolError:
+        except Closed:
+            return
+        except ProtocolError as error:
+            channel.send(messages.refusal(str(error)))
             return
         await self._serve(channel, roles.pool_owner(), first)
 
@@ -322,6 +326,15 @@ class Head:
         self.changes.notify()
 
     # --- the end of leases --------------------------------------------------------------------------
+
+    def _lease_ended(self, lease: int) -> None:
+        self.tasks.lifecycle.lease_ended(lease)
+        self.people.grants.lease_ended(lease)
+
+    def _look_again(self) -> None:
+        """Devices or memory may have become free: first for whom they are kept, then for others."""
+        self.people.grants.keep()
+        self.admitting.changed()
 
     def _grant_over(self, lease: int) -> None:
         self.ends.end_lease(lease, End(Why.EXPIRED))

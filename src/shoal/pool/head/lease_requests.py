@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from shoal.errors import ProtocolError
 from shoal.pool.base import limits
@@ -28,6 +28,13 @@ from shoal.pool.wire.roles import Role
 from shoal.tasks.reasons import Reason
 from shoal.tasks.requests import Ask
 from shoal.tasks.room import Needs
+
+
+class KeptDevices(Protocol):
+    """Who keeps devices for members: what events have granted."""
+
+    def lease(self, request: Request, ask: messages.AskLease) -> Granted | None: ...
+
 
 _SYMBOLS = "0123456789abcdefghjkmnpqrstvwxyz"
 
@@ -55,6 +62,7 @@ class LeaseRequests:
         self._standing = standing
         self._waiting = 0
         self._turns = asyncio.Lock()
+        self.kept: KeptDevices | None = None
 
     @contextlib.asynccontextmanager
     async def in_turn(self) -> AsyncIterator[None]:
@@ -137,12 +145,24 @@ class _Asking:
 
     def _enter(self) -> None:
         self._granted = asyncio.get_running_loop().create_future()
+        if self._take_kept():
+            return
         wanted = self._request
         needs = Needs(wanted.count, wanted.memory_bytes, wanted.fraction, wanted.kind)
         ask = Ask(
             self._name, wanted.accountable, needs, limit_s=self._ask.duration_s, asked=self._asked
         )
         self._r._admitting.add(ask, self._book, lambda: None)
+
+    def _take_kept(self) -> bool:
+        """Take what an event has granted to this client, if that is enough."""
+        kept = self._r.kept.lease(self._request, self._ask) if self._r.kept is not None else None
+        if kept is None:
+            return False
+        if self._r._admitting.knows(self._name):
+            self._r._admitting.withdraw(self._name)
+        self._granted.set_result(kept)
+        return True
 
     def _book(self, devices: tuple[int, ...]) -> Mapping[int, int] | None:
         if self._granted.done():
@@ -196,7 +216,7 @@ class _Asking:
             raise LeaseRefused(f"{limits.WAITING_MAX} requests wait already. Try again later.")
         self._r._waiting += 1
         try:
-            while not self._granted.done():
+            while not self._granted.done() and not self._take_kept():
                 now = clock.monotonic()
                 if self._ask.wait_s is not None and now - start >= self._ask.wait_s:
                     raise self._refusal(f"no devices within {self._ask.wait_s:g} s. ")

@@ -91,8 +91,15 @@ ALTER TABLE audit ADD COLUMN hash TEXT NOT NULL DEFAULT '';
 ALTER TABLE audit ADD COLUMN corrects INTEGER;
 """
 
+# Who holds the grant of an event, and the devices that are kept for it.
+_GRANTS = """
+ALTER TABLE event_outcomes ADD COLUMN holder TEXT NOT NULL DEFAULT '';
+ALTER TABLE event_outcomes ADD COLUMN shares BLOB;
+UPDATE event_outcomes SET holder = name WHERE until IS NOT NULL;
+"""
+
 #: The script of each version, from 1.
-MIGRATIONS: tuple[str, ...] = (_FIRST, _ROLES_AND_USE, _TASKS, _ELASTIC, _PEOPLE)
+MIGRATIONS: tuple[str, ...] = (_FIRST, _ROLES_AND_USE, _TASKS, _ELASTIC, _PEOPLE, _GRANTS)
 
 
 def open_database(path: Path | None) -> sqlite3.Connection:

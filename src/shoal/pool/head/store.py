@@ -270,8 +270,13 @@ class Store:
             for code_id, secret_hash, role, expires, devices, memory in rows
         ]
 
-    def add_client(self, client: StoredClient, code_id: str | None, now: float) -> Pending:
-        """Promise a client or node that joined, and delete its code in the same commit."""
+    def add_client(
+        self, client: StoredClient, code_id: str | None, now: float, code: str = ""
+    ) -> Pending:
+        """Promise a client or node that joined, and delete its code in the same commit.
+
+        If an event gave the code to a guest, the guest's grant is the newcomer's from then on.
+        """
         quota = client.quota
 
         def write(db: sqlite3.Connection) -> None:
@@ -282,6 +287,10 @@ class Store:
                 (client.name, client.role, client.serial, client.joined, client.expires,
                  client.revoked, quota.devices, quota.memory_bytes),
             )  # fmt: skip
+            if code:
+                db.execute(
+                    "UPDATE event_outcomes SET holder = ? WHERE join_code = ?", (client.name, code)
+                )
             audit_log.append(db, now, client.name, "join", f"{client.role}, code {code_id}")
 
         return self.change(write, promise=True)

@@ -37,7 +37,7 @@ class OpenEvent(msgspec.Struct, frozen=True, tag=True):
     approval: Approval = "everyone"
     capacity: Annotated[int, Meta(ge=1, le=ENTRANTS_MAX)] = ENTRANTS_MAX
     devices: Annotated[int, Meta(ge=1, le=32)] = 1
-    memory_bytes: Count | None = None
+    memory_bytes: Count | None = None  # of each device
     minutes: Minutes = 60.0
 
 
@@ -124,6 +124,20 @@ EventRequest = (
 )  # fmt: skip
 
 
+#: A guest has a code to join with; devices are waited for, kept, or free for others again.
+GrantState = Literal["join", "waiting", "open", "over"]
+
+
+class GrantInfo(msgspec.Struct, frozen=True):
+    """What an entrant who was granted a place has of the pool."""
+
+    state: GrantState
+    holder: Name = ""  # the member who has it; for a guest, who joined with its code
+    devices: Annotated[list[Name], Meta(max_length=32)] = []  # kept for the holder
+    until: float | None = None  # Unix time
+    reasons: list[Text] = []  # why it waits
+
+
 class PersonInfo(msgspec.Struct, frozen=True):
     """Somebody who is enrolled for an event, or asked for a place, or both."""
 
@@ -135,6 +149,7 @@ class PersonInfo(msgspec.Struct, frozen=True):
     ended: Ended | None = None
     reason: Name = ""  # of a struck-out request
     rank: Count = 0  # from 1; 0: none
+    grant: GrantState | None = None  # of a granted place
 
 
 class OwnEntry(msgspec.Struct, frozen=True):
@@ -147,8 +162,8 @@ class OwnEntry(msgspec.Struct, frozen=True):
     ended: Ended | None = None
     reason: Name = ""
     rank: Count = 0
-    join: Text = ""  # a guest's `shoal join …`, or a browser's code
-    until: float | None = None  # Unix time: end of a member's grant
+    join: Text = ""  # a guest's join code; for a browser `shoal join CODE@HOST`
+    grant: GrantInfo | None = None  # of a granted place
 
 
 class EventTerms(msgspec.Struct, frozen=True):

@@ -13,7 +13,6 @@ from shoal.errors import ProtocolError
 from shoal.people import draw
 from shoal.people.event import EventError
 from shoal.pool.access import codes, screen_codes
-from shoal.pool.access.codes import Quota
 from shoal.pool.base.clock import Clock
 from shoal.pool.head.head import Head
 from shoal.pool.head.session_ends import Client
@@ -196,23 +195,16 @@ def test_a_condition_closes_and_a_draw_follows_its_list() -> None:
     asyncio.run(life())
 
 
-def test_a_grant_raises_a_quota_for_its_time() -> None:
+def test_who_holds_a_grant_is_struck_out() -> None:
     async def life() -> None:
         world = World()
-        quotas = world.head.table.quotas
-        quotas["m0"] = Quota(0, 0)
-        event = await world.open(places=1, devices=2, memory_bytes=64, minutes=10)
+        event = await world.open(places=1)
         await world.enter(event, MEMBERS[0])
         await world.ask(OWNER, people.DrawEvent(event))
-        assert quotas["m0"] == Quota(2, 64)
         second = await world.open(places=1)
         await world.enter(second, MEMBERS[0])
         again = await world.ask(OWNER, people.DrawEvent(second))
         assert [p.reason for p in again.people] == ["has-a-grant"]
-        world.head.people.grants.expire(world.now + 599)
-        assert quotas["m0"] == Quota(2, 64)
-        world.head.people.grants.expire(world.now + 600)
-        assert quotas["m0"] == Quota(0, 0)
 
     asyncio.run(life())
 

@@ -27,6 +27,15 @@ class _Listed(msgspec.Struct):
     order: list[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What an entrant has of the pool."""
+
+    holder: str  # the member; for a guest, who joined with its code
+    until: float | None = None  # Unix time; None: it waits for devices
+    shares: Mapping[int, int] = field(default_factory=dict)  # bytes by device, kept for the holder
+
+
 @dataclass(slots=True)
 class Kept:
     """An event and what only the head knows of it."""
@@ -34,7 +43,7 @@ class Kept:
     event: Event
     secret: bytes  # of its screen's codes
     joins: dict[str, str] = field(default_factory=dict)  # a guest's join code, by name
-    until: dict[str, float] = field(default_factory=dict)  # Unix time: end of a member's grant
+    grants: dict[str, Grant] = field(default_factory=dict)  # by the entrant's name
     _version: str = ""  # as far as it was asked for
 
     @property
@@ -62,7 +71,7 @@ class Kept:
             outcomes=dict(self.event.outcomes),
         )
         return replace(
-            self, event=event, joins=dict(self.joins), until=dict(self.until), _version=""
+            self, event=event, joins=dict(self.joins), grants=dict(self.grants), _version=""
         )
 
 
@@ -92,10 +101,20 @@ def _rows(kept: Kept) -> dict[str, dict[str, tuple[object, ...]]]:
         },
         "event_requests": {r.name: (r.own, r.asked_at, r.minutes) for r in event.requests.values()},
         "event_outcomes": {
-            o.name: (o.ended, o.reason, o.rank, kept.joins.get(o.name, ""), kept.until.get(o.name))
+            o.name: (
+                o.ended, o.reason, o.rank, kept.joins.get(o.name, ""),
+                *_grant_row(kept.grants.get(o.name)),
+            )
             for o in event.outcomes.values()
         },
-    }
+    }  # fmt: skip
+
+
+def _grant_row(grant: Grant | None) -> tuple[float | None, str, bytes | None]:
+    if grant is None:
+        return None, "", None
+    shares = msgspec.msgpack.encode(dict(grant.shares)) if grant.shares else None
+    return grant.until, grant.holder, shares
 
 
 class EventStore:
@@ -130,15 +149,17 @@ class EventStore:
             "SELECT event, name, own, at, minutes FROM event_requests ORDER BY at, name"
         ):
             found[event].event.requests[name] = Request(name, own, at, minutes)
-        for event, name, ended, reason, rank, join, until in self._store.rows(
-            "SELECT event, name, ended, reason, rank, join_code, until FROM event_outcomes"
+        for event, name, ended, reason, rank, join, until, holder, shares in self._store.rows(
+            "SELECT event, name, ended, reason, rank, join_code, until, holder, shares "
+            "FROM event_outcomes"
         ):
             kept = found[event]
             kept.event.outcomes[name] = Outcome(name, ended, reason, rank)
             if join:
                 kept.joins[name] = join
-            if until is not None:
-                kept.until[name] = until
+            if holder:
+                found_shares = msgspec.msgpack.decode(shares, type=dict[int, int]) if shares else {}
+                kept.grants[name] = Grant(holder, until, found_shares)
 
     async def save(self, before: Kept | None, after: Kept, actor: str, action: str, detail: str,
                    now: float) -> None:  # fmt: skip

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from itertools import islice
 
-from shoal.people.event import Event
 from shoal.pool.base import limits
+from shoal.pool.head.people.event_grants import EventGrants
 from shoal.pool.head.people.event_store import Kept
 from shoal.pool.wire import people_messages as people
 from shoal.pool.wire.roles import Principal
 
 
-def entry_of(kept: Kept, who: Principal) -> people.OwnEntry | None:
+def entry_of(kept: Kept, who: Principal, grants: EventGrants) -> people.OwnEntry | None:
     """Return what somebody has in an event; None if that is nothing."""
     event = kept.event
     name = who.name
@@ -29,12 +29,13 @@ def entry_of(kept: Kept, who: Principal) -> people.OwnEntry | None:
         outcome.ended if outcome else None,
         outcome.reason if outcome else "",
         outcome.rank if outcome else 0,
-        kept.joins.get(name, ""),
-        kept.until.get(name),
+        "" if name in kept.grants else kept.joins.get(name, ""),
+        grants.info(kept, name),
     )
 
 
-def _person(event: Event, name: str) -> people.PersonInfo:
+def _person(kept: Kept, name: str, grants: EventGrants) -> people.PersonInfo:
+    event = kept.event
     entrant, outcome = event.entrants.get(name), event.outcomes.get(name)
     return people.PersonInfo(
         name,
@@ -45,10 +46,13 @@ def _person(event: Event, name: str) -> people.PersonInfo:
         outcome.ended if outcome else None,
         outcome.reason if outcome else "",
         outcome.rank if outcome else 0,
+        grants.state(kept, name),
     )
 
 
-def info(kept: Kept, first: int, mine: people.OwnEntry | None) -> people.EventInfo:
+def info(
+    kept: Kept, first: int, mine: people.OwnEntry | None, grants: EventGrants
+) -> people.EventInfo:
     """Return an event with a page of its people: entrants first, then who asked from outside."""
     event, settings = kept.event, kept.event.settings
     is_draw = settings.rule == "draw"
@@ -63,6 +67,6 @@ def info(kept: Kept, first: int, mine: people.OwnEntry | None) -> people.EventIn
         len(event.requests), len(event.entries), len(event.struck_out), event.wrong_codes,
         event.commitment if is_draw else "", event.list_hash if is_draw else "",
         event.seed if is_draw and event.state == "done" else "",
-        event.winners[: limits.PEOPLE_ROWS_MAX], [_person(event, name) for name in page],
+        event.winners[: limits.PEOPLE_ROWS_MAX], [_person(kept, name, grants) for name in page],
         len(names) > first + len(page), mine, kept.version,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from shoal.pool.access.codes import CodeError
 from shoal.pool.base import limits
 from shoal.pool.base.clock import Clock, Randomness
 from shoal.pool.head.people.event_grants import EventGrants
-from shoal.pool.head.people.event_store import EventStore, Kept
+from shoal.pool.head.people.event_store import EventStore, Grant, Kept
 from shoal.pool.head.people.event_views import entry_of, info
 from shoal.pool.head.requests import Changed, Route, Routes
 from shoal.pool.head.session_ends import Client
@@ -48,7 +48,7 @@ class Events:
         facts: Callable[[list[str]], Mapping[str, Facts]],
         devices_free: Callable[[], int],
         guest_token: Callable[[str, str], str],
-        join_code: Callable[[Settings], Awaitable[str]],
+        join_code: Callable[[], Awaitable[str]],
         notify: Callable[[str], None],
     ) -> None:
         self._store = store
@@ -86,7 +86,8 @@ class Events:
         while True:
             await asyncio.sleep(limits.EVENT_TICK_S)
             now = self._clock.now()
-            self._grants.expire(now)
+            for event in self._grants.expire(now):
+                self._notify(f"event {event}")
             for event in list(self._kept):
                 try:
                     await self._tick(event, now)
@@ -100,6 +101,7 @@ class Events:
             await self._close_now(event, condition.text())
         elif found.due(now):
             await self._finish(event)
+        await self._save_grants(event)
 
     def revoke(self, name: str) -> None:
         """Strike out a member who was revoked from every open event."""
@@ -200,11 +202,24 @@ class Events:
         granted = outcome is not None and outcome.ended == "granted"
         return who.event == event and granted and who.name not in kept.joins
 
+    async def joined(self, code: str, name: str) -> None:
+        """Give a newcomer the grant of the guest whose code it joined with."""
+        for event, kept in list(self._kept.items()):
+            for guest in [g for g, join in kept.joins.items() if join == code]:
+                detail = f"{event}: {guest} joined as {name}"
+                try:
+                    async with self._change(event, name, "grant", detail) as after:
+                        after.grants[guest] = Grant(name)
+                except StoreError as error:  # the next head finds it with the member's row
+                    _log.warning("event %s: %s", event, error)
+                self._grants.take_effect(self._find(event))
+                await self._save_grants(event)
+
     async def _give_code(self, name: str, event: str) -> None:
         """Make a guest's join code when the guest looks: it does not expire before it is seen."""
         async with self._change(event, "head", "code", f"{event}: for {name}") as kept:
             if name not in kept.joins:
-                made = await self._join_code(kept.event.settings)
+                made = await self._join_code()
                 if made:
                     kept.joins[name] = made
 
@@ -327,6 +342,17 @@ class Events:
             outcomes = await loop.run_in_executor(None, kept.event.finish)
             self._grants.open(kept, [o for o in outcomes if o.ended == "granted"])
         self._grants.take_effect(self._find(event))
+        await self._save_grants(event)
+
+    async def _save_grants(self, event: str) -> None:
+        """Write which grants of an event began: what is kept for whom, and until when."""
+        began = self._grants.unsaved(event)
+        if not began:
+            return
+        detail = f"{event}: {', '.join(sorted(began))}"[: limits.TEXT_CHARS_MAX]
+        async with self._change(event, "head", "grant", detail) as kept:
+            kept.grants.update(began)
+        self._grants.saved(event, began)
 
     def _info(self, who: Principal, kept: Kept, first: int = 0) -> people.EventInfo:
-        return info(kept, first, entry_of(kept, who))
+        return info(kept, first, entry_of(kept, who, self._grants), self._grants)

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from shoal.errors import ProtocolError
-from shoal.people.event import Settings
 from shoal.people.rules import Facts
 from shoal.pool.base import limits
 from shoal.pool.base.clock import Clock, Randomness
+from shoal.pool.head.admitting import Admitting
 from shoal.pool.head.enrolment import Enrolment
 from shoal.pool.head.granting import Changes
 from shoal.pool.head.leases import LeaseTable
@@ -28,7 +28,6 @@ class People:
     """Args:
     status: the pool as it is now.
     end_lease: ends a lease whose grant is over.
-    used_device_s: the device seconds that somebody has used, which fade.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class People:
         random: Randomness,
         status: Callable[[], messages.PoolStatus],
         end_lease: Callable[[int], None],
-        used_device_s: Callable[[str, float], float],
+        admitting: Admitting,
     ) -> None:
         self._store = store
         self._table = table
@@ -49,14 +48,18 @@ class People:
         self._changes = changes
         self._clock = clock
         self._status = status
-        self._used_device_s = used_device_s
+        self._used_device_s = admitting.admission.uses.of  # which fade
         self.web = WebAccess(store, clock, random, self._role_of)
-        self.grants = EventGrants(table, clock, self._is_member, end_lease)
+        self.grants = EventGrants(
+            table, admitting, clock, self._is_member, self._is_revoked, end_lease
+        )
         self.events = Events(
             EventStore(store), self.grants, clock, random, self._facts, self._devices_free,
             self.web.guest_token, self._join_code, self.web.notify,
         )  # fmt: skip
         self.histories = Histories()
+        if enrolment is not None:
+            enrolment.on_joined = self.events.joined
 
     def routes(self) -> Routes:
         return {**self.events.routes(), **self.web.routes(), **self.histories.routes()}
@@ -94,6 +97,9 @@ class People:
     def _is_member(self, name: str) -> bool:
         return self._enrolment is not None and self._enrolment.knows(name)
 
+    def _is_revoked(self, name: str) -> bool:
+        return self._is_member(name) and self._role_of(name) is None
+
     def _devices_free(self) -> int:
         held = {share.device for granted in self._table.leases.values() for share in granted.shares}
         return sum(d.number not in held for d in self._status().devices)
@@ -102,13 +108,11 @@ class People:
         now = self._clock.now()
         return {name: Facts(self._used_device_s(name, now)) for name in names}
 
-    async def _join_code(self, settings: Settings) -> str:
+    async def _join_code(self) -> str:
         """Make the code with which a guest who was granted a place joins the pool."""
         if self._enrolment is None:
             return ""
-        ask = messages.MakeCode(
-            Role.USER, limits.GUEST_CODE_S, settings.devices, settings.memory_bytes
-        )
+        ask = messages.MakeCode(Role.USER, limits.GUEST_CODE_S, devices_max=0)  # but the grant
         try:
             return (await self._enrolment.make_code(ask, roles.pool_owner())).code
         except ProtocolError:
