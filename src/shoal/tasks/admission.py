@@ -232,6 +232,11 @@ class Admission:
         key = self.rule.key(ask, waiting.asked)
         self._queue(replace(waiting, ask=ask, key=key, not_before=0.0))
 
+    def suppose(self, ask: Ask, holds: Mapping[Code, Reason], now: float) -> None:
+        """Queue a request without deciding what follows: in a copy that looks ahead."""
+        self._next += 1
+        self._queue(Waiting(ask, now, self._next, self.rule.key(ask, now), holds))
+
     def place(self, request: str) -> int | None:
         """Return the place of a waiting request, from 1, where the line says it at once."""
         if self.rule.by_owner or self._held_back:

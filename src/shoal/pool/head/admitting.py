@@ -277,6 +277,12 @@ class Admitting:
     def reasons(self, request: str, place: int | None = None) -> list[Reason]:
         return explain_wait.reasons(self.admission, request, self._now(), place)
 
+    async def dry_run(self, ask: Ask, holds: Sequence[Reason]) -> Why:
+        """Explain a request that nobody has made, as if it came now."""
+        now, frozen = self._clock.now(), self.admission.copy()
+        by_code = {reason.code: reason for reason in holds}
+        return await asyncio.to_thread(forecast.dry_run, frozen, ask, by_code, now, self.errors)
+
     async def why(
         self, request: str, needs: Needs | None = None, limit_s: float | None = None
     ) -> Why:

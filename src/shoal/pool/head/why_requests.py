@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from shoal.errors import ProtocolError
 from shoal.pool.base import limits
 from shoal.pool.head.admitting import Admitting
 from shoal.pool.head.placement import Request as LeaseRequest
 from shoal.pool.head.placement import check
 from shoal.pool.head.requests import Route, Routes
 from shoal.pool.head.session_ends import Client
-from shoal.pool.wire import admission_messages
+from shoal.pool.wire import admission_messages, messages
 from shoal.pool.wire.roles import Principal, Role
 from shoal.tasks.reasons import Code, Reason, Why
 from shoal.tasks.room import Needs
@@ -34,8 +33,7 @@ class WhyRequests:
 
     async def _answer(
         self, client: Client, ask: admission_messages.AskWhy
-    ) -> admission_messages.WhyAnswer:
-        """Answer a client. Raise ProtocolError for a request that is not known."""
+    ) -> admission_messages.WhyAnswer | messages.Refusal:
         name, admitting = ask.request, self._admitting
         task = self._task(client.principal, name)
         name, state = task or (name, "running")
@@ -52,7 +50,8 @@ class WhyRequests:
             return admission_messages.WhyAnswer(name, state, Why(False, [soon], []))
         waiting = sorted(admitting.admission.waiting)[: limits.REASONS_SHOWN_MAX]
         known = f"these wait: {', '.join(waiting)}" if waiting else "nothing waits now"
-        raise ProtocolError(f"no request {name!r} waits or runs here; {known}")
+        text = f"no request {name!r} waits or runs here; {known}"
+        return messages.refusal(text, "no-such-task", ["shoal queue --all lists tasks"])
 
     async def _explain(
         self, name: str, ask: admission_messages.AskWhy

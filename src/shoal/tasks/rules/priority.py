@@ -25,4 +25,5 @@ class Priority(Rule):
         return (asked - LEVEL_S * ask.priority,)
 
     def explain(self, ahead: int, ask: Ask) -> str:
-        return "they have a higher priority, or waited longer"
+        who = "it has" if ahead == 1 else "they have"
+        return f"{who} a higher priority, or waited longer"

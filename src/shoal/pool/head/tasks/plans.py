@@ -13,7 +13,7 @@ from shoal.pool.head.tasks.live_plan import LivePlan
 from shoal.pool.head.tasks.rows import Entry
 from shoal.pool.head.tasks.runners import Runner
 from shoal.pool.wire.task_messages import TaskReason
-from shoal.tasks.reasons import Code, Reason
+from shoal.tasks.reasons import Code, Reason, Why
 from shoal.tasks.requests import Ask, Priority
 from shoal.tasks.room import Needs
 from shoal.tasks.states import ACTIVE, State
@@ -34,6 +34,7 @@ class TaskPlans:
         self._table = table
         self._clock = clock
         self._woken = asyncio.Event()
+        self._looked_at = 0.0  # monotonic
         self._known: dict[int, str] = {}  # tasks in admission, by number: their requests
         self._positions: dict[str, int] = {}
         self._positions_at = 0.0  # monotonic
@@ -54,8 +55,14 @@ class TaskPlans:
             self.look()
             await asyncio.sleep(limits.SCHEDULE_PAUSE_S)
 
+    def catch_up(self, quiet_s: float = 0.0) -> None:
+        """Look now, if something has changed and the last look is so long ago."""
+        if self._woken.is_set() and self._clock.monotonic() - self._looked_at >= quiet_s:
+            self.look()
+
     def look(self) -> None:
         """Show admission which tasks came, changed and ended. It starts what may start."""
+        self._looked_at = self._clock.monotonic()
         self._lifecycle.reserve_again()
         able = frozenset(
             (r.owner, "" if r.sandbox else r.machine)
@@ -164,6 +171,8 @@ class TaskPlans:
         ):
             self._positions, self._moved = self._admitting.positions(), False
             self._positions_at = now
+        if entry.task.state is State.HELD:
+            return None
         found = self._positions.get(entry.id)
         if found is None and entry.task.state is State.WAITING:
             return len(self._positions) + 1  # it has just come
@@ -189,6 +198,11 @@ class TaskPlans:
             for reason in found
         ] or [TaskReason(Code.PLACING, "it takes its place in line at this moment")]
 
+    async def dry_run(self, entry: Entry) -> Why:
+        """Explain a task that was not submitted."""
+        self.catch_up()
+        return await self._admitting.dry_run(self._ask(entry), self._holds(entry))
+
     def _holds(self, entry: Entry) -> list[Reason]:
         """Return why a task takes no part in admission yet."""
         task, found = entry.task, []
@@ -198,7 +212,8 @@ class TaskPlans:
         if task.after:
             earlier = [self._index.tasks.get(number) for number in sorted(task.after)]
             names = ", ".join(e.id for e in earlier[:8] if e is not None) or "an earlier task"
-            text = f"{names} has not succeeded yet"
+            verb = "has" if len(task.after) == 1 else "have"
+            text = f"{names} {verb} not succeeded yet"
             found.append(Reason(Code.AFTER, text, {"tasks": len(task.after)}))
         if self.runner_of(entry) is None:
             found.append(Reason(Code.NO_RUNNER, self._no_runner(entry)))
