@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -85,7 +85,7 @@ def why(
 
 
 def dry_run(
-    admission: Admission, ask: Ask, holds: Mapping[Code, Reason], now: float, errors: Errors
+    admission: Admission, ask: Ask, holds: Iterable[Reason], now: float, errors: Errors
 ) -> Why:
     """Explain a request that nobody has made. Without a reason it would start at once."""
     supposed = admission.copy()

@@ -37,6 +37,7 @@ class Code(enum.StrEnum):
     CANNOT_SUSPEND = "cannot-suspend"
     # on the way
     PLACING = "placing"
+    PREEMPTING = "preempting"
     STARTING = "starting"
     SUSPENDED = "suspended"
 

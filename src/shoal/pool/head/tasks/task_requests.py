@@ -25,6 +25,7 @@ from shoal.pool.wire.roles import Principal, Role
 from shoal.pool.wire.task_messages import TaskInfo
 from shoal.tasks import spec as specs
 from shoal.tasks import states
+from shoal.tasks.reasons import Code, Reason
 from shoal.tasks.spec import SpecError
 from shoal.tasks.states import FINAL, State
 
@@ -175,7 +176,7 @@ class TaskRequests:
                 specs.request_hash(spec), spec.priority, spec.grace_s, spec.limit_s,
                 spec.machine, "" if spec.snapshot else spec.folder, tuple(spec.keep),
                 self._travel.travels(who, spec.snapshot),
-                steps=spec.steps, deadline_at=spec.deadline_at,
+                steps=spec.steps, deadline_at=spec.deadline_at, yields=spec.yields,
             )  # fmt: skip
 
         return make
@@ -216,14 +217,19 @@ class TaskRequests:
             views.info(e, who, self._table, plans.reasons, plans.position) for e in entries
         ]  # fmt: skip
 
-    def state_of(self, who: Principal, text: str) -> tuple[str, str] | None:
-        """Return the request and the state of the task that a member means; None: there is none."""
+    def state_of(self, who: Principal, text: str) -> tuple[str, str, list[Reason]] | None:
+        """Return request, state and reasons of the task that a member means; None: there is none."""
         self._plans.catch_up()
         try:
             entry = self._find(who, text, own=False)
         except Refused:
             return None
-        return entry.id, entry.task.state.value
+        reasons = [] if entry.task.state in FINAL else self._plans.reasons(entry)
+        return (
+            entry.id,
+            entry.task.state.value,
+            [Reason(Code(r.code), r.text, r.numbers) for r in reasons],
+        )
 
     def _find(self, who: Principal, text: str, *, own: bool = True) -> Entry:
         """Return the task of an id, a key, or a name of the asker's own newest task."""
