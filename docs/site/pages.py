@@ -24,6 +24,7 @@ REFERENCE = {
     "shoal": ("src/shoal/__init__.py", "shoal"),
     "shoal.train": ("src/shoal/train/__init__.py", "shoal.train"),
     "shoal.memory": ("src/shoal/memory/__init__.py", "shoal.memory"),
+    "shoal.task": ("src/shoal/task.py", "shoal.task"),
     "torch.shoal": ("src/shoal/device/module.py", "shoal.device.module"),
 }
 _LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")

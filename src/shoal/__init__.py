@@ -22,7 +22,7 @@ from shoal.errors import (
 )
 
 if TYPE_CHECKING:
-    from shoal import memory
+    from shoal import memory, task
     from shoal.device.leases import Lease, connect, device_info
     from shoal.device.sharing import Handle, acquire, open, release, share, shares, unshare
     from shoal.pool.client.tasks import Task, submit
@@ -53,12 +53,13 @@ __all__ = [
     "share",
     "shares",
     "submit",
+    "task",
     "unshare",
     "up",
 ]
 
 #: Parts of the package that are used as `shoal.part.name`.
-_MODULES = ("memory",)
+_MODULES = ("memory", "task")
 #: Public names that need torch: imported when first used, so that `import shoal` stays quick.
 _LAZY = {
     "Lease": "shoal.device.leases",

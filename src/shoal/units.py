@@ -1,4 +1,4 @@
-"""Sizes in bytes: read from text, and shown to people."""
+"""Sizes in bytes and counts: read from text, and shown to people."""
 
 from __future__ import annotations
 
@@ -25,6 +25,14 @@ def parse_bytes(text: str) -> int:
     if size_bytes > SIZE_BYTES_MAX:
         raise DeviceSpecError(f"{text!r} is more memory than a device can have")
     return int(size_bytes)
+
+
+def counted(count: int, noun: str) -> str:
+    """
+    >>> counted(1, "device"), counted(2, "device")
+    ('1 device', '2 devices')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def typed_bytes(size_bytes: int) -> str:

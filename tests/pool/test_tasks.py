@@ -154,6 +154,12 @@ def test_hold_and_release(pool: StandingPool, here: Path) -> None:
     assert made["reasons"][0]["code"] == "held"
     assert asked(pool, "release", made["id"], "--json")["id"] == made["id"]
     assert run(pool, "wait", made["id"]).code == 0
+    waits = submit(pool, "--kind", "a100", "--", "true")
+    asked(pool, "hold", waits["id"], "--json")
+    why = json.loads(run(pool, "why", waits["id"], "--json").out)
+    assert [reason["code"] for reason in why["reasons"]] == ["held", "too-few-devices"]
+    assert (why["estimate"], task(pool, waits["id"])["position"]) == (None, None)
+    asked(pool, "cancel", waits["id"], "--json")
     refused = run(pool, "hold", made["id"], "--json")
     assert refused.code == 1
     assert json.loads(refused.out)["error"]["code"] == "not-now"
@@ -253,6 +259,8 @@ def test_until_expires(pool: StandingPool, here: Path) -> None:
     made = submit(pool, "--kind", "a100", "--until", "0.2s", "--", "true")
     assert run(pool, "wait", made["id"]).code == 125
     assert task(pool, made["id"])["state"] == "expired"
+    late = submit(pool, "--until", "2020-01-01T00:00:00Z", "--", "true")
+    assert (late["state"], late["attempt"]) == ("expired", 0)
 
 
 def test_fetch_brings_results(pool: StandingPool, here: Path) -> None:
@@ -276,10 +284,13 @@ def test_the_log_is_followed_to_its_end(pool: StandingPool, here: Path) -> None:
     assert follows.stdout == "1\n2\n3\n4\n5\n"
 
 
-@pytest.mark.parametrize("verb", ["queue", "logs", "cancel", "hold", "release", "wait", "fetch"])
+@pytest.mark.parametrize(
+    "verb", ["queue", "logs", "cancel", "hold", "release", "wait", "fetch", "why"]
+)
 def test_a_task_that_does_not_exist(pool: StandingPool, verb: str) -> None:
+    """The codes of `wait` are its program's, so a failure of its own is 125."""
     done = run(pool, verb, "nobody", "--json")
-    assert done.code == 1
+    assert done.code == (125 if verb == "wait" else 1)
     assert json.loads(done.out)["error"]["code"] == "no-such-task"
 
 
@@ -293,8 +304,31 @@ def test_a_task_that_does_not_exist(pool: StandingPool, verb: str) -> None:
 )  # fmt: skip
 def test_wrong_requests_are_json_errors(pool: StandingPool, words: list[str]) -> None:
     done = run(pool, "submit", "--json", *words)
-    assert done.code in (1, 2)
-    assert set(json.loads(done.out)["error"]) == {"code", "text", "unblock"}
+    assert done.code == 2
+    error = json.loads(done.out)["error"]
+    assert set(error) == {"code", "text", "unblock"}
+    assert error["text"]
+    assert error["unblock"]
+
+
+def test_a_wrong_timeout_is_no_code_of_a_program(pool: StandingPool) -> None:
+    done = run(pool, "wait", "nobody", "--timeout", "soon", "--json")
+    assert done.code == 2
+    assert "--timeout" in json.loads(done.out)["error"]["text"]
+
+
+def test_a_dry_run_says_whether_it_would_wait(pool: StandingPool, here: Path) -> None:
+    before = asked(pool, "queue", "--all", "--json")
+    hopeless = asked(pool, "submit", "--dry-run", "--json", "--memory", "4TiB", "--", "true")
+    assert hopeless["never"]
+    assert [reason["code"] for reason in hopeless["reasons"]] == ["too-large"]
+    assert hopeless["reasons"][0]["numbers"]["memory_bytes"] == 4 * 2**40
+    held = asked(pool, "submit", "--dry-run", "--json", "--each", "a=1,2", "--", "true", "{a}")
+    assert [one["program"] for one in held] == [["true", "1"], ["true", "2"]]
+    assert not held[0]["never"]
+    wrong = run(pool, "submit", "--dry-run", "--json", "--after", "nobody", "--", "true")
+    assert json.loads(wrong.out)["error"]["code"] == "no-such-task"
+    assert asked(pool, "queue", "--all", "--json") == before
 
 
 def test_the_python_interface(

@@ -36,6 +36,7 @@ ROOMS = {
     "units": {"errors"},
     "plots": {"units"},
     "views": set(),
+    "task": set(),
     "memory": set(),
     "integrations": set(),
     "schedule": set(),

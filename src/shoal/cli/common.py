@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -114,6 +115,15 @@ def joined_as_admin() -> bool:
 
 def print_json(value: Any) -> None:
     click.echo(msgspec.json.encode(value).decode())
+
+
+def iso(at: float) -> str:
+    """Return a Unix time as ISO 8601 in UTC.
+
+    >>> iso(1.5)
+    '1970-01-01T00:00:01.500Z'
+    """
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at)) + f".{int(at * 1000) % 1000:03d}Z"
 
 
 def ago(seconds: float) -> str:

@@ -52,7 +52,6 @@ VERBS = {
 }
 #: Codes of errors for which a command exits with 2, as for wrong options.
 REQUEST_CODES = {"key-conflict", "bad-request"}
-_HELP = " Type the command with --help."
 INTERRUPTED = 130  # exit code of a program that Ctrl-C ended
 
 
@@ -103,6 +102,7 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> object:
         """Turn every error into one message; SHOAL_DEBUG=1 shows the traceback."""
+        from shoal.cli.errors import Failed, WrongRequest
         from shoal.errors import ShoalError
 
         try:
@@ -122,24 +122,6 @@ class LazyGroup(click.Group):
             raise click.ClickException(_unexpected(error)) from None
 
 
-class Failed(click.ClickException):
-    """An error of Shoal's own, with what a program can read of it."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.code = str(getattr(error, "code", "")) or "error"
-        self.unblock = list(getattr(error, "unblock", ()))
-
-    def format_message(self) -> str:
-        return "\n".join([self.message, *(f"  what would help: {text}" for text in self.unblock)])
-
-
-class WrongRequest(Failed):
-    """What was asked for cannot be right, whatever the pool is like."""
-
-    exit_code = 2
-
-
 def _wants_json(arguments: Sequence[str]) -> bool:
     """Return whether a command is to print JSON. What follows `--` belongs to a task's program."""
     own = itertools.takewhile(lambda word: word != "--", arguments)
@@ -150,8 +132,11 @@ def _print_error(error: click.ClickException) -> None:
     import json
 
     code = getattr(error, "code", "usage" if isinstance(error, click.UsageError) else "error")
-    text = error.message + (_HELP if isinstance(error, click.UsageError) else "")
-    found = {"code": code, "text": text, "unblock": getattr(error, "unblock", [])}
+    text, unblock = error.message, getattr(error, "unblock", [])
+    if isinstance(error, click.UsageError):  # its form names the option
+        path = error.ctx.command_path if error.ctx is not None else "shoal"
+        text, unblock = error.format_message(), [f"{path} --help"]
+    found = {"code": code, "text": text, "unblock": unblock}
     click.echo(json.dumps({"error": found}))
 
 

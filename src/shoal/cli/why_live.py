@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from shoal.cli.common import ago, ask, print_json
+from shoal.cli.common import ago, ask, iso, print_json
 from shoal.pool.base.limits import DEVICES_PER_LEASE_MAX
 from shoal.pool.wire import admission_messages
 from shoal.tasks.reasons import Why
@@ -40,19 +40,17 @@ def as_data(why: Why) -> dict[str, Any]:
         ],
         "unblock": why.unblock,
         "estimate": estimate and {
-            "start": iso(estimate.start), "end": iso(estimate.end),
+            "start": iso(estimate.start), "end": _iso(estimate.end),
             "error_ratio": estimate.error_ratio,
         },
         "bound": bound and {
-            "start": iso(bound.start), "end": iso(bound.end), "assumes": bound.assumes,
+            "start": iso(bound.start), "end": _iso(bound.end), "assumes": bound.assumes,
         },
     }  # fmt: skip
 
 
-def iso(at: float | None) -> str | None:
-    if at is None:
-        return None
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at)) + f".{int(at * 1000) % 1000:03d}Z"
+def _iso(at: float | None) -> str | None:
+    return None if at is None else iso(at)
 
 
 def _question(request: str, what_if: tuple[str, ...]) -> admission_messages.AskWhy:
@@ -97,6 +95,11 @@ def _print(answer: admission_messages.WhyAnswer, supposed: bool) -> None:
     state = {"waiting": "waits", "running": "has its devices", "held": "is held"}
     verb = state.get(answer.state, f"is {answer.state}")
     click.echo(f"{answer.request} {verb}" + (", if it had asked for that:" if supposed else ""))
+    show_why(why)
+
+
+def show_why(why: Why) -> None:
+    """Print reasons, what would help, estimate and bound."""
     for reason in why.reasons:
         click.echo(f"  - {reason.text}")
     if why.unblock:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from shoal.tasks.backfill import Base, Room
@@ -39,6 +39,7 @@ from shoal.tasks.requests import (
     Planning,
     Quota,
     Released,
+    Returned,
     Tick,
     Waiting,
     Withdrawn,
@@ -113,6 +114,9 @@ class Admission:
                 self._let_go(request, now)
             case Ended(request):
                 self._let_go(request, now)
+            case Returned(ask):
+                self._let_go(ask.request, now)
+                self._line_up(ask, (), now)
             case NotGranted(request):
                 self._take_back(request, now)
             case Capacity():
@@ -133,11 +137,14 @@ class Admission:
         ask = event.ask
         assert ask.request not in self.waiting
         assert ask.request not in self.holdings
+        self._line_up(ask, event.holds, now)
+        return not event.holds and self.fits_now(ask, now)
+
+    def _line_up(self, ask: Ask, holds: Iterable[Reason], now: float) -> None:
         asked = now if ask.asked is None else min(ask.asked, now)
         self._next += 1
-        holds = {reason.code: reason for reason in event.holds}
-        self._queue(Waiting(ask, asked, self._next, self.rule.key(ask, asked), holds))
-        return not holds and self.fits_now(ask, now)
+        by_code = {reason.code: reason for reason in holds}
+        self._queue(Waiting(ask, asked, self._next, self.rule.key(ask, asked), by_code))
 
     def fits_now(self, ask: Ask, now: float) -> bool:
         """Return whether there is room for a request, whoever else waits."""
@@ -231,6 +238,10 @@ class Admission:
         assert waiting is not None
         key = self.rule.key(ask, waiting.asked)
         self._queue(replace(waiting, ask=ask, key=key, not_before=0.0))
+
+    def suppose(self, ask: Ask, holds: Iterable[Reason], now: float) -> None:
+        """Queue a request without deciding what follows: in a copy that looks ahead."""
+        self._line_up(ask, holds, now)
 
     def place(self, request: str) -> int | None:
         """Return the place of a waiting request, from 1, where the line says it at once."""

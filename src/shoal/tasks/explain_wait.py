@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from shoal.tasks.admission import Admission
 from shoal.tasks.backfill import Room
-from shoal.tasks.reasons import Code, Reason, Remedy
+from shoal.tasks.reasons import Code, Numbers, Reason, Remedy
 from shoal.tasks.requests import Ask, Waiting
 from shoal.tasks.room import Needs, Offer, in_order, suitable
-from shoal.units import show_bytes, typed_bytes
+from shoal.units import counted, show_bytes, typed_bytes
 
 NAMES_SHOWN = 5
 
@@ -87,14 +87,15 @@ def _lacks(admission: Admission, needs: Needs, now: float) -> list[Reason]:
     hopeless = not admission.missing
     if len(usable) < needs.devices:
         kind = f" of kind {needs.kind}" if needs.kind is not None else ""
-        text = f"it needs {needs.devices} device(s){kind}; the pool has {len(usable)}"
-        numbers: dict[str, float] = {"devices_needed": needs.devices, "devices": len(usable)}
+        text = f"it needs {counted(needs.devices, 'device')}{kind}; the pool has {len(usable)}"
+        numbers: Numbers = {"devices_needed": needs.devices, "devices": len(usable)}
         return [*found, Reason(Code.TOO_FEW_DEVICES, text, numbers, hopeless)]
     if len(able) < needs.devices:
         most = max(o.memory_bytes for o in usable)
         assert needs.memory_bytes is not None
         text = (
-            f"it needs {show_bytes(needs.memory_bytes)} on {needs.devices} device(s); {len(able)} of "
+            f"it needs {show_bytes(needs.memory_bytes)} on {counted(needs.devices, 'device')}; "
+            f"{len(able)} of "
             f"{len(usable)} are that large, the largest has {show_bytes(most)}"
         )
         numbers = {"memory_bytes": needs.memory_bytes, "largest_bytes": most, "devices": len(able)}
@@ -110,7 +111,7 @@ def _busy(room: Room, needs: Needs, able: list[Offer]) -> Reason:
     where = f"{needs.kind}: " if needs.kind is not None else ""
     wanted = f" with {show_bytes(needs.memory_bytes)}" if needs.memory_bytes is not None else ""
     text = f"{where}{len(free)} of {len(able)} devices{wanted} are free, it needs {needs.devices}"
-    numbers: dict[str, float] = {
+    numbers: Numbers = {
         "devices_needed": needs.devices, "devices_free": len(free), "devices": len(able),
     }  # fmt: skip
     if needs.memory_bytes is not None:
@@ -127,10 +128,10 @@ def _of_the_owner(admission: Admission, ask: Ask) -> list[Reason]:
     devices, held_bytes = admission.held(ask.owner)
     if Code.QUOTA_DEVICES in over and quota.devices is not None:
         text = (
-            f"{ask.owner} holds {devices} of {quota.devices} device(s), this needs "
+            f"{ask.owner} holds {devices} of {counted(quota.devices, 'device')}, this needs "
             f"{ask.needs.devices}"
         )
-        numbers: dict[str, float] = {
+        numbers: Numbers = {
             "devices_held": devices, "devices_max": quota.devices,
             "devices_needed": ask.needs.devices,
         }  # fmt: skip

@@ -12,10 +12,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+import msgspec
+
 from shoal.tasks import explain_wait
 from shoal.tasks.admission import Admission
-from shoal.tasks.reasons import Bound, Estimate, Why
-from shoal.tasks.requests import Admit, Ended, Granted, Withdrawn
+from shoal.tasks.reasons import Bound, Code, Estimate, Reason, Remedy, Why
+from shoal.tasks.requests import Admit, Ask, Ended, Granted, Withdrawn
 from shoal.tasks.room import Needs
 from shoal.tasks.rules.rule import UNKNOWN_S
 
@@ -80,6 +82,21 @@ def why(
             estimate = Estimate(start, end, errors.ratio)
             bound = _bound(admission, request, now)
     return Why(never, found, explain_wait.remedies(admission, request, found, now), estimate, bound)
+
+
+def dry_run(
+    admission: Admission, ask: Ask, holds: Iterable[Reason], now: float, errors: Errors
+) -> Why:
+    """Explain a request that nobody has made. Without a reason it would start at once."""
+    supposed = admission.copy()
+    supposed.suppose(ask, holds, now)
+    found = why(supposed, ask.request, now, errors)
+    reasons = [reason for reason in found.reasons if reason.code is not Code.PLACING]
+    # It has no name to type yet.
+    unblock = [
+        Remedy(one.text) if ask.request in (one.command or "") else one for one in found.unblock
+    ]
+    return msgspec.structs.replace(found, reasons=reasons, unblock=unblock)
 
 
 def estimate_start(admission: Admission, request: str, now: float) -> float | None:

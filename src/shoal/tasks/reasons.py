@@ -9,6 +9,9 @@ import enum
 
 import msgspec
 
+#: By name; the name ends with the unit, or says what is counted.
+Numbers = dict[str, int | float]
+
 
 class Code(enum.StrEnum):
     # held back
@@ -34,6 +37,7 @@ class Code(enum.StrEnum):
     CANNOT_SUSPEND = "cannot-suspend"
     # on the way
     PLACING = "placing"
+    PREEMPTING = "preempting"
     STARTING = "starting"
     SUSPENDED = "suspended"
 
@@ -47,7 +51,7 @@ class Reason(msgspec.Struct, frozen=True):
 
     code: Code
     text: str
-    numbers: dict[str, float] = {}
+    numbers: Numbers = {}
     never: bool = False  # as the pool and the quotas are, this does not go away
 
 

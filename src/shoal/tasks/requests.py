@@ -122,6 +122,13 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Returned:
+    """A request has given its devices back and waits again, in its place: a task was suspended."""
+
+    ask: Ask
+
+
+@dataclass(frozen=True, slots=True)
 class Planned:
     """The planner's decision: these devices, also beside others. Admission checks quotas and memory."""
 
@@ -145,8 +152,8 @@ class Tick:
 
 
 Input = (
-    Asked | Withdrawn | Held | Released | Capacity | Quota | Granted | NotGranted | Ended | Planned
-    | Planning | Tick
+    Asked | Withdrawn | Held | Released | Capacity | Quota | Granted | NotGranted | Ended | Returned
+    | Planned | Planning | Tick
 )  # fmt: skip
 
 # --- outputs ---------------------------------------------------------------------------------------

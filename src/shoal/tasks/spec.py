@@ -73,6 +73,7 @@ class TaskSpec(Program, frozen=True, omit_defaults=True):
     retry_exits: Annotated[int, Meta(ge=0, le=1000)] = 0
     machine: Short = ""  # on which it was submitted
     held: bool = False  # from the start
+    yields: bool = False  # asked by SIGTERM, it saves its work and exits with 75
 
 
 #: Fields that two submissions of one request may differ in: the moment and the shell.

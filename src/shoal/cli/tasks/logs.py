@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from shoal.cli.common import json_option, pool_option, print_json
+from shoal.cli.common import iso, json_option, pool_option, print_json
 from shoal.cli.tasks.queue import client, task_argument
 from shoal.errors import PoolError
 from shoal.pool.client.tasks import write_file
@@ -23,7 +23,7 @@ class _Line(msgspec.Struct):
     """A piece of a log in `shoal logs --json`."""
 
     offset: int  # of the piece in the log, in bytes
-    at: float  # Unix time
+    at: str  # ISO 8601, UTC
     stream: str
     text: str
 
@@ -44,7 +44,7 @@ def logs(task: str, follow: bool, attempt: int | None, pool: str | None, as_json
                 continue
             if as_json:
                 text = frame.data.decode(errors="replace")
-                pieces.append(_Line(frame.position, frame.at, _STREAMS[frame.stream], text))
+                pieces.append(_Line(frame.position, iso(frame.at), _STREAMS[frame.stream], text))
             else:
                 out.write(frame.data)
                 out.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -19,12 +20,15 @@ from shoal.cli.common import (
     print_json,
     print_table,
 )
-from shoal.errors import PoolError
+from shoal.cli.errors import ShoalFailed
+from shoal.errors import ShoalError
 from shoal.pool.base import limits, paths
 from shoal.pool.client.tasks import FINAL, TaskClient, TaskTimeout, seconds
 from shoal.pool.local import supervisor
 from shoal.pool.wire.task_messages import TaskInfo
 from shoal.tasks import states
+from shoal.tasks.spec import SpecError
+from shoal.tasks.states import State
 
 task_argument = click.argument("task", metavar="TASK")
 
@@ -57,8 +61,14 @@ def queue(tasks: tuple[str, ...], ended: bool, pool: str | None, as_json: bool) 
     if as_json:
         print_json(found[0] if len(tasks) == 1 else found)
         return
-    rows = [_row(one) for one in found]
+    rows = [_row(one) for one in sorted(found, key=_in_line)]
     print_table(["#", "task", "owner", "state", "devices", "since", "why"], rows)
+
+
+def _in_line(one: TaskInfo) -> tuple[bool, bool, int]:
+    """Order tasks for people: what has ended, what runs, then the line, the next one first."""
+    waits = one.state in (State.WAITING, State.HELD)
+    return one.state not in FINAL, waits, (one.position or sys.maxsize) if waits else 0
 
 
 def _row(one: TaskInfo) -> list[str]:
@@ -125,8 +135,16 @@ def wait(task: str, timeout: str | None, pool: str | None, as_json: bool) -> Non
     128 + n  a signal n ended it        124  --timeout came first
     130      it was cancelled           125  it expired, was lost, or Shoal failed
     """
-    with client(pool) as connection:
-        raise SystemExit(wait_for(connection, task, seconds(timeout), as_json))
+    try:
+        timeout_s = seconds(timeout)
+    except SpecError as error:
+        raise click.BadParameter(str(error), param_hint="'--timeout'") from None
+    try:
+        with client(pool) as connection:
+            code = wait_for(connection, task, timeout_s, as_json)
+    except ShoalError as error:
+        raise ShoalFailed(error) from None
+    raise SystemExit(code)
 
 
 def wait_for(
@@ -141,18 +159,9 @@ def wait_for(
         else:
             click.echo(f"Error: {error}", err=True)
         return states.EXIT_TIMEOUT
-    except PoolError as error:
-        if getattr(error, "code", ""):
-            raise
-        raise ShoalFailed(str(error)) from None
     if as_json:
         print_json(found)
     else:
-        click.echo(f"{found.id} {found.state}: {found.end_reason}", err=True)
+        why = (found.end_reason or "").partition(": ")[2]
+        click.echo(f"{found.id} {found.state}" + (f": {why}" if why else ""), err=True)
     return states.wait_code(states.State(found.state), found.exit_code)
-
-
-class ShoalFailed(click.ClickException):
-    """A failure of Shoal's own, in a command that else exits with a program's code."""
-
-    exit_code = states.EXIT_SHOAL

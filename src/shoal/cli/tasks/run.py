@@ -13,9 +13,9 @@ import click
 import msgspec
 
 from shoal.cli.common import pool_option, pool_url
-from shoal.cli.tasks.queue import ShoalFailed
-from shoal.cli.tasks.submit import make_specs, task_options
-from shoal.errors import ShoalError
+from shoal.cli.errors import ShoalFailed
+from shoal.cli.tasks.submit import dry_run, make_specs, task_options
+from shoal.errors import PoolError, ShoalError
 from shoal.pool.base import snapshots
 from shoal.pool.client import snapshot
 from shoal.pool.client.tasks import TaskClient
@@ -39,8 +39,7 @@ def run(program: tuple[str, ...], pool: str | None, **options: Any) -> None:
     """
     wanted = make_specs(program, options)
     if options["dry_run"]:
-        for one in wanted:
-            click.echo(" ".join(one.program))
+        dry_run(wanted, pool)
         return
     try:
         url = pool_url(pool)
@@ -49,7 +48,7 @@ def run(program: tuple[str, ...], pool: str | None, **options: Any) -> None:
             name = snapshot.take(Path.cwd())
             wanted = [msgspec.structs.replace(one, snapshot=name) for one in wanted]
     except ShoalError as error:
-        raise ShoalFailed(str(error)) from None
+        raise ShoalFailed(error) from None
     for one in wanted:
         code = _run(one, url)
         if code:
@@ -65,7 +64,7 @@ def _wait_for_earlier(url: str, spec: TaskSpec) -> None:
             left_s = None if spec.until_at is None else max(0.0, spec.until_at - time.time())
             found = client.wait(text, left_s)
             if found.state != states.State.SUCCEEDED.value:
-                raise ShoalFailed(f"--after: {found.id} did not succeed: it is {found.state}")
+                raise PoolError(f"--after: {found.id} did not succeed: it is {found.state}")
 
 
 def _run(spec: TaskSpec, url: str) -> int:

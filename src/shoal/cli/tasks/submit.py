@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -12,11 +13,14 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from shoal.cli import why_live
 from shoal.cli.common import json_option, pool_option, print_json
 from shoal.cli.tasks.queue import client, wait_for
+from shoal.errors import DeviceSpecError
 from shoal.pool.base import paths
 from shoal.pool.client import snapshot, submitting
 from shoal.pool.client.tasks import TaskClient, inherited, new_key
+from shoal.pool.wire import admission_messages
 from shoal.pool.wire.task_messages import TaskInfo
 from shoal.tasks import spec as specs
 from shoal.tasks.spec import Needs, SpecError, TaskSpec
@@ -50,6 +54,8 @@ _OPTIONS = [
                  help="Restarts after a lost device, node or runner."),
     click.option("--retry-exits", default=0, show_default=True, type=click.IntRange(0, 1000),
                  help="Restarts after an exit code other than 0."),
+    click.option("--yields", is_flag=True,
+                 help="On SIGTERM it saves its work and exits with 75, to go on later."),
     click.option("--env", multiple=True, metavar="NAME[=VALUE]",
                  help="Variable for its environment. NAME alone takes this shell's value."),
     click.option("--env-file", multiple=True, type=click.Path(exists=True, dir_okay=False),
@@ -62,7 +68,7 @@ _OPTIONS = [
                  help="Results for `shoal fetch`, like 'runs/**'; repeat for several."),
     click.option("--key", help="Key of the request: the same key and request are one task."),
     click.option("--wait", is_flag=True, help="Wait for its end, and exit with its code."),
-    click.option("--dry-run", is_flag=True, help="Check the request, and submit nothing."),
+    click.option("--dry-run", is_flag=True, help="Submit nothing; say whether and why it would wait."),
 ]  # fmt: skip
 
 
@@ -96,6 +102,7 @@ def make_spec(program: tuple[str, ...], options: dict[str, Any]) -> TaskSpec:
             until_at=_moment(options["until"], now),
             retries=options["retries"],
             retry_exits=options["retry_exits"],
+            yields=options["yields"],
             environment=_environment(options["env"], options["env_file"]),
             inherited=inherited(),
             requirements=_text(options["requirements"]),
@@ -104,8 +111,25 @@ def make_spec(program: tuple[str, ...], options: dict[str, Any]) -> TaskSpec:
         )
         specs.check(spec)
         return msgspec.convert(msgspec.to_builtins(spec), TaskSpec)
-    except (SpecError, msgspec.ValidationError) as error:
+    except (SpecError, DeviceSpecError) as error:
         raise Wrong(str(error)) from None
+    except msgspec.ValidationError as error:
+        raise Wrong(_out_of_bounds(str(error))) from None
+
+
+def _out_of_bounds(text: str) -> str:
+    """Name the option of a value that a field does not take.
+
+    >>> _out_of_bounds("Expected `float` <= 3600.0 - at `$.grace_s`")
+    '--grace is out of its bounds: expected `float` <= 3600.0'
+    """
+    what, _, where = text.partition(" - at `$.")
+    field = where.rstrip("`").removeprefix("needs.").partition("[")[0]
+    for unit in ("_s", "_bytes"):
+        field = field.removesuffix(unit)
+    option = {"environment": "env", "program": "PROGRAM"}.get(field, field).replace("_", "-")
+    option = option if option.isupper() else f"--{option}"
+    return f"{option} is out of its bounds: {what[:1].lower()}{what[1:]}"
 
 
 def make_specs(program: tuple[str, ...], options: dict[str, Any]) -> list[TaskSpec]:
@@ -189,7 +213,7 @@ def submit(
     if hold:
         wanted = [msgspec.structs.replace(one, held=True) for one in wanted]
     if options["dry_run"]:
-        _dry_run(wanted, as_json)
+        dry_run(wanted, pool, as_json=as_json, is_array=bool(options["each"]))
         return
     if options["snapshot"]:
         name = snapshot.take(Path.cwd())
@@ -222,10 +246,19 @@ def _wait(
     return next((code for code in codes if code), 0)
 
 
-def _dry_run(wanted: list[TaskSpec], as_json: bool) -> None:
+def dry_run(
+    wanted: list[TaskSpec], pool: str | None, *, as_json: bool = False, is_array: bool = False
+) -> None:
+    """Print whether the tasks would wait, and why: those of an array wait alike."""
+    with client(pool) as connection:
+        asked = admission_messages.AskDryRun(wanted[0])
+        answer = connection.ask(asked, admission_messages.WhyAnswer)
     if as_json:
-        print_json([{"program": one.program, "needs": one.needs} for one in wanted])
+        why = why_live.as_data(answer.why)
+        found = [{"program": one.program, "needs": one.needs, **why} for one in wanted]
+        print_json(found if is_array else found[0])
         return
     for one in wanted:
-        name = one.name or specs.default_name(one.program)
-        click.echo(f"{name} would be submitted: {' '.join(one.program)}")
+        click.echo(f"{answer.request} would be submitted: {shlex.join(one.program)}")
+    click.echo("it would wait:" if answer.why.reasons else "it would start at once")
+    why_live.show_why(answer.why)

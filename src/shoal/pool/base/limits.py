@@ -205,6 +205,7 @@ DOOR_LINE_BYTES_MAX = 512
 DOOR_BUFFER_BYTES = 256 * 1024
 TASK_CERTIFICATE_DAYS = 30  # of an attempt; the head refuses it once the attempt has ended
 POSITIONS_S = 1.0  # a long line's positions are counted this often
+SUBMIT_LOOK_S = 0.2  # a submission after so long a pause is looked at before its answer
 SCHEDULE_PAUSE_S = 0.02  # between two looks at the waiting tasks
 
 # --- client ----------------------------------------------------------------------------------------

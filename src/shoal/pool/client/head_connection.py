@@ -29,6 +29,14 @@ def default_url() -> str | None:
     return identity.url if identity is not None else None
 
 
+class Refused(LeaseError):
+    """The head refused a request. `code` is for programs; `unblock` says what helps."""
+
+    def __init__(self, answer: messages.Refusal) -> None:
+        super().__init__(answer.reason)
+        self.code, self.unblock = answer.code, answer.unblock
+
+
 class Connection:
     """A framed connection to a head. No call waits longer than its `timeout_s`."""
 
@@ -94,7 +102,7 @@ class Connection:
         except ProtocolError as error:
             raise PoolUnreachable(self.url, error) from None
         if isinstance(answer, messages.Refusal):
-            raise LeaseError(answer.reason)
+            raise Refused(answer)
         return answer
 
     def close(self) -> None:

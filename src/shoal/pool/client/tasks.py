@@ -292,6 +292,7 @@ def submit(
     grace: float | str = specs.GRACE_S,
     retries: int = specs.RETRIES,
     retry_exits: int = 0,
+    yields: bool = False,
     steps: int | None = None,
     env: Mapping[str, str] | None = None,
     folder: str | os.PathLike[str] | None = None,
@@ -313,6 +314,7 @@ def submit(
         grace: seconds from SIGTERM to SIGKILL.
         retries: starts after lost devices, nodes and runners.
         retry_exits: starts after an exit with a code that is not 0.
+        yields: asked by `shoal.task.should_yield()`, it saves its work and exits with 75.
         steps: training steps that it makes in all, by which the planner estimates its end.
         env: variables of its environment.
         folder: in which it starts. Default: this program's.
@@ -328,7 +330,8 @@ def submit(
             "needs": Needs(devices, kind, parse_bytes(memory) if isinstance(memory, str) else memory),
             "priority": priority, "after": [t.id if isinstance(t, Task) else t for t in after],
             "limit_s": seconds(limit), "grace_s": seconds(grace), "retries": retries,
-            "retry_exits": retry_exits, "environment": dict(env or {}), "inherited": inherited(),
+            "retry_exits": retry_exits, "yields": yields, "environment": dict(env or {}),
+            "inherited": inherited(),
             "machine": paths.host_id(), "held": hold, "steps": steps,
         },
         TaskSpec,

@@ -136,6 +136,12 @@ class Admitting:
             self.admission.step(requests.Granted(request, shares), self._clock.now())
         self._carry_out(None)
 
+    def line_up_again(self, ask: Ask, book: Book) -> None:
+        """Let an admitted request wait again: it was suspended. `book` lets it go on."""
+        self._askers[ask.request] = _Asker(book, lambda: None)
+        self._todo += self._synchronize()
+        self._carry_out(requests.Returned(ask))
+
     def adopt(self, ask: Ask, shares: Mapping[int, int]) -> None:
         """Take over a request that holds devices since an earlier head."""
         self._doubtful.update(shares)
@@ -276,6 +282,11 @@ class Admitting:
 
     def reasons(self, request: str, place: int | None = None) -> list[Reason]:
         return explain_wait.reasons(self.admission, request, self._now(), place)
+
+    async def dry_run(self, ask: Ask, holds: Sequence[Reason]) -> Why:
+        """Explain a request that nobody has made, as if it came now."""
+        now, frozen = self._clock.now(), self.admission.copy()
+        return await asyncio.to_thread(forecast.dry_run, frozen, ask, holds, now, self.errors)
 
     async def why(
         self, request: str, needs: Needs | None = None, limit_s: float | None = None

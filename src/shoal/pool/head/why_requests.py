@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from shoal.errors import ProtocolError
+import msgspec
+
 from shoal.pool.base import limits
 from shoal.pool.head.admitting import Admitting
 from shoal.pool.head.placement import Request as LeaseRequest
 from shoal.pool.head.placement import check
 from shoal.pool.head.requests import Route, Routes
 from shoal.pool.head.session_ends import Client
-from shoal.pool.wire import admission_messages
+from shoal.pool.wire import admission_messages, messages
 from shoal.pool.wire.roles import Principal, Role
 from shoal.tasks.reasons import Code, Reason, Why
 from shoal.tasks.room import Needs
@@ -20,11 +21,13 @@ from shoal.tasks.room import Needs
 
 class WhyRequests:
     """Args:
-    task: returns request and state of the task that a member means by a text, if there is one.
+    task: returns request, state and reasons of the task that a member means, if there is one.
     """
 
     def __init__(
-        self, admitting: Admitting, task: Callable[[Principal, str], tuple[str, str] | None]
+        self,
+        admitting: Admitting,
+        task: Callable[[Principal, str], tuple[str, str, list[Reason]] | None],
     ) -> None:
         self._admitting = admitting
         self._task = task
@@ -34,16 +37,18 @@ class WhyRequests:
 
     async def _answer(
         self, client: Client, ask: admission_messages.AskWhy
-    ) -> admission_messages.WhyAnswer:
-        """Answer a client. Raise ProtocolError for a request that is not known."""
+    ) -> admission_messages.WhyAnswer | messages.Refusal:
         name, admitting = ask.request, self._admitting
         task = self._task(client.principal, name)
-        name, state = task or (name, "running")
+        name, state, found = task or (name, "running", [])
         if admitting.waits(name):
-            return await self._explain(name, ask)
+            why = await self._explain(name, ask)
+            own = [
+                r for r in found if r.code in (Code.SUSPENDED, Code.PREEMPTING, Code.CANNOT_SUSPEND)
+            ]
+            why = msgspec.structs.replace(why, reasons=[*own, *why.reasons])
+            return admission_messages.WhyAnswer(name, state if task else self._state(name), why)
         if state == "suspended":
-            text = "others go first; its memory is on the host, and its program waits"
-            found = [Reason(Code.SUSPENDED, text)]
             return admission_messages.WhyAnswer(name, state, Why(False, found, []))
         if admitting.knows(name) or (task is not None and state not in ("waiting", "held")):
             return admission_messages.WhyAnswer(name, state, Why(False, [], []))
@@ -52,17 +57,19 @@ class WhyRequests:
             return admission_messages.WhyAnswer(name, state, Why(False, [soon], []))
         waiting = sorted(admitting.admission.waiting)[: limits.REASONS_SHOWN_MAX]
         known = f"these wait: {', '.join(waiting)}" if waiting else "nothing waits now"
-        raise ProtocolError(f"no request {name!r} waits or runs here; {known}")
+        text = f"no request {name!r} waits or runs here; {known}"
+        return messages.refusal(text, "no-such-task", ["shoal queue --all lists tasks"])
 
-    async def _explain(
-        self, name: str, ask: admission_messages.AskWhy
-    ) -> admission_messages.WhyAnswer:
+    def _state(self, name: str) -> str:
+        """Return the state of a lease that waits."""
+        return "held" if self._admitting.admission.waiting[name].holds else "waiting"
+
+    async def _explain(self, name: str, ask: admission_messages.AskWhy) -> Why:
         waiting = self._admitting.admission.waiting[name]
         needs = _changed(waiting.ask.needs, ask)
         if needs is not None:
             check(LeaseRequest(needs.devices, needs.memory_bytes, needs.fraction, needs.kind))
-        why = await self._admitting.why(name, needs, ask.limit_s)
-        return admission_messages.WhyAnswer(name, "held" if waiting.holds else "waiting", why)
+        return await self._admitting.why(name, needs, ask.limit_s)
 
 
 def _changed(needs: Needs, ask: admission_messages.AskWhy) -> Needs | None:

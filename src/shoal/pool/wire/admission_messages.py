@@ -10,6 +10,7 @@ from msgspec import Meta
 from shoal.pool.base.limits import DEVICES_PER_LEASE_MAX
 from shoal.pool.wire.message_fields import Count, Name
 from shoal.tasks.reasons import Why
+from shoal.tasks.spec import TaskSpec
 
 
 class Waiting(msgspec.Struct, frozen=True, tag=True):
@@ -30,13 +31,19 @@ class AskWhy(msgspec.Struct, frozen=True, tag=True):
     limit_s: Annotated[float, Meta(gt=0, lt=10 * 365 * 86400)] | None = None
 
 
+class AskDryRun(msgspec.Struct, frozen=True, tag=True):
+    """Client → head: would this task wait, if I submitted it now, and why?"""
+
+    spec: TaskSpec
+
+
 class WhyAnswer(msgspec.Struct, frozen=True, tag=True):
     """Head → client: therefore."""
 
     request: Name
-    state: Name  # waiting, held, starting, running or suspended
+    state: Name  # of a task: one of its states; of a lease: waiting, held or running
     why: Why
 
 
-FromClient = AskWhy
+FromClient = AskWhy | AskDryRun
 FromHead = Waiting | WhyAnswer

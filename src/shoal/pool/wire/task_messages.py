@@ -16,6 +16,7 @@ from shoal.pool.base.limits import (
     TASKS_PER_SUBMISSION_MAX,
 )
 from shoal.pool.wire.message_fields import Count, Name, Text
+from shoal.tasks.reasons import Numbers
 from shoal.tasks.spec import Line, Needs, Short, TaskSpec
 
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
@@ -32,7 +33,7 @@ class TaskReason(msgspec.Struct, frozen=True):
 
     code: Name
     text: Text
-    numbers: dict[str, float] = {}
+    numbers: Numbers = {}
 
 
 class TaskInfo(msgspec.Struct, frozen=True):

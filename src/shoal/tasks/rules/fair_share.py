@@ -27,4 +27,5 @@ class FairShare(Rule):
         return uses.soon(owner, now) / uses.weight(owner)
 
     def explain(self, ahead: int, ask: Ask) -> str:
-        return f"their owners have used less of the devices than {ask.owner}, or came earlier"
+        who = "its owner has" if ahead == 1 else "their owners have"
+        return f"{who} used less of the devices than {ask.owner}, or came earlier"

@@ -21,4 +21,4 @@ class FirstCome(Rule):
         return (asked,)
 
     def explain(self, ahead: int, ask: Ask) -> str:
-        return "they came earlier"
+        return "it came earlier" if ahead == 1 else "they came earlier"

@@ -27,4 +27,5 @@ class LeastWaiting(Rule):
         return (asked + AGEING * lasts_s * ask.needs.devices,)
 
     def explain(self, ahead: int, ask: Ask) -> str:
-        return "they save more waiting, being shorter or older"
+        who = "it saves" if ahead == 1 else "they save"
+        return f"{who} more waiting, being shorter or older"

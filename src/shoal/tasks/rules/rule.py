@@ -27,6 +27,9 @@ class Rule(ABC):
     #: Owners take turns by `Uses`, and `key` orders the requests of one owner.
     by_owner: ClassVar[bool] = False
 
+    #: What it puts first takes devices from tasks of a lower priority that run.
+    preempts: ClassVar[bool] = False
+
     @abstractmethod
     def key(self, ask: Ask, asked: float) -> tuple[float, ...]:
         """Return the place in line: lower goes first, then the earlier request. It never changes."""

@@ -19,6 +19,7 @@ from shoal.pool.wire import messages, node_messages, runner_messages, task_messa
 from shoal.pool.wire.profile_messages import OperatorUse, SessionProfile
 from shoal.pool.wire.runner_messages import AttemptEnded, AttemptStarted
 from shoal.schedule.formats.records import PlanFields, ViewFields
+from shoal.tasks.rules import DEFAULT
 from shoal.tasks.spec import Needs
 from tests.unit.pool.head.test_task_lifecycle import ANA, Line, World
 
@@ -51,8 +52,8 @@ class Planner:
 class Pool(World):
     """Two unequal devices that suspend what they are told to, unless `refuses`."""
 
-    def __init__(self, path: Path | None = None) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path | None = None, rule: str = DEFAULT) -> None:
+        super().__init__(path, rule)
         self.head.table.devices.clear()
         self.node = Node("node", Line(), "m", starting=False, heard=float("inf"))  # type: ignore[arg-type]
         self.head.nodes.nodes["node"] = self.node
@@ -64,7 +65,9 @@ class Pool(World):
             self.head.table.add_device(number, name, GIB, "cpu", "node", elastic=True)
         self.planner = Planner()
         self.refuses = ""
-        self.head.tasks.plan(self.planner, self.head.nodes, self.head.reports)  # type: ignore[arg-type]
+        self.who = ANA
+        planner: Any = self.planner if rule == DEFAULT else None
+        self.head.tasks.plan(planner, self.head.nodes, self.head.reports)
         self.leases: dict[int, Granted] = {}  # by task
         self.line: Line | None = None
 
@@ -72,10 +75,11 @@ class Pool(World):
     def live(self) -> Any:
         return self.head.tasks.live
 
-    async def add(self, key: str, memory_bytes: int | None = None) -> int:
+    async def add(self, key: str, memory_bytes: int | None = None, **more: object) -> int:
         """Submit a task, and return its number."""
         needs = Needs(memory_bytes=memory_bytes)
-        made = await self.submit(ANA, key, name=key, needs=needs, machine=host_id())
+        fields = {"name": key, "needs": needs, "machine": host_id(), **more}
+        made = await self.submit(self.who, key, **fields)
         return int(made.id.rpartition("-")[2])
 
     async def start(self, *numbers: int) -> None:
@@ -86,7 +90,7 @@ class Pool(World):
             order = self.orders()[number]
             self.line.say(AttemptStarted(number, order.attempt))
             ask = messages.AskLease(None, None, [], ticket=order.ticket)
-            request = self.head.tasks.lifecycle.request_of(order.ticket, ANA, ask)
+            request = self.head.tasks.lifecycle.request_of(order.ticket, self.who, ask)
             granted = self.head.table.grant(request)
             self.head.tasks.lifecycle.leased(order.ticket, granted)
             self.leases[number] = granted

@@ -37,7 +37,7 @@ LEAST: dict[Role, set[type[msgspec.Struct]]] = {
         task_messages.SubmitTasks, task_messages.AskTasks, task_messages.ChangeTask,
         task_messages.WaitTask, task_messages.ReadLog, task_messages.AskFiles,
         task_messages.ReadFile,
-        admission_messages.AskWhy,
+        admission_messages.AskDryRun, admission_messages.AskWhy,
         people.AskHistory, people.MakeTicket, people.MakeToken, people.ListTokens,
         people.RevokeToken, people.ApproveBrowser,
     },

@@ -21,6 +21,7 @@ from shoal.pool.wire import messages, roles, runner_messages, task_messages
 from shoal.pool.wire.roles import Principal, Role
 from shoal.pool.wire.runner_messages import AttemptEnded, AttemptStarted, HeldAttempt, RunnerHello
 from shoal.pool.wire.task_messages import TaskInfo
+from shoal.tasks.rules import DEFAULT
 from shoal.tasks.spec import Needs, TaskSpec
 
 ANA, BEN = roles.member("ana", Role.USER), roles.member("ben", Role.USER)
@@ -56,8 +57,8 @@ class Line:
 class World:
     """A head with its loops, and one device."""
 
-    def __init__(self, path: Path | None = None) -> None:
-        self.head = Head("test", Store(path), standing=True)
+    def __init__(self, path: Path | None = None, rule: str = DEFAULT) -> None:
+        self.head = Head("test", Store(path), standing=True, rule=rule)
         self.head.table.add_device(0, "gpu", 100, "cpu", "node")
         self.work = [asyncio.ensure_future(self.head.watch())]
 

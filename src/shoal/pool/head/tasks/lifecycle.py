@@ -106,6 +106,8 @@ class TaskLifecycle:
         entry.on_disk = True
         self.index.touched.add(entry.number)
         self.counts["tasks_submitted"] += 1
+        if _too_late(entry.task, self._clock.now()):
+            self.feed(entry, states.UntilPassed())
         for number in entry.task.after:
             earlier = self.index.tasks.get(number)
             if earlier is None or earlier.task.state in FINAL:
@@ -143,7 +145,7 @@ class TaskLifecycle:
                 self.outbox.after_commit(partial(self._send_stop, entry, entry.task.attempt))
             elif one is Step.END:
                 self._end(entry)
-        if entry.task.state in (State.WAITING, *FINAL):
+        if entry.task.state in (State.WAITING, State.HELD, *FINAL):
             self._wake()
         return pending
 
@@ -181,7 +183,9 @@ class TaskLifecycle:
 
     def start(self, entry: Entry, runner: Runner, shares: dict[int, int]) -> bool:
         """Reserve devices for a waiting task and start it. Return False if they are not free."""
-        if not entry.task.ready or not self._table.reserve(reservation(entry.number), shares):
+        if not entry.task.ready or _too_late(entry.task, self._clock.now()):
+            return False
+        if not self._table.reserve(reservation(entry.number), shares):
             return False
         entry.shares, entry.last_runner = dict(shares), runner.name
         ticket = self._new_ticket(entry)
@@ -389,8 +393,8 @@ class TaskLifecycle:
                 self._planned_at[number] = monotonic
                 self.feed(late, states.Late(late.task.attempt))
         for number in list(self.index.with_until):
-            entry, until_at = self.index.tasks[number], self.index.tasks[number].task.until_at
-            if until_at is not None and until_at <= now and entry.on_disk:
+            entry = self.index.tasks[number]
+            if entry.on_disk and _too_late(entry.task, now):
                 self.feed(entry, states.UntilPassed())
         if monotonic >= self._remove_at:
             self._remove_at = monotonic + limits.TASKS_REMOVE_S
@@ -405,3 +409,8 @@ class TaskLifecycle:
             for runner in self.runners.known.values():
                 for number in old:
                     runner.send(runner_messages.ForgetTask(number))
+
+
+def _too_late(task: states.Task, now: float) -> bool:
+    """Return whether a task has not started by its --until."""
+    return task.until_at is not None and task.until_at <= now and task.started_at is None

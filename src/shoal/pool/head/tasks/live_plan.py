@@ -18,6 +18,7 @@ from shoal.pool.head.nodes import Nodes
 from shoal.pool.head.session_reports import SessionReports
 from shoal.pool.head.tasks.lifecycle import TaskLifecycle
 from shoal.pool.head.tasks.observing import Observing
+from shoal.pool.head.tasks.preempting import Preempting
 from shoal.pool.head.tasks.rows import Entry
 from shoal.pool.head.tasks.suspending import Suspending
 from shoal.pool.planner import carrying_out, facts
@@ -57,6 +58,7 @@ class LivePlan:
         self._table = table
         self._clock = clock
         self.suspending = Suspending(lifecycle, admitting, table, nodes, reports, clock)
+        self._preempting = Preempting(lifecycle, admitting, self.suspending)
         self.observing = Observing(lifecycle, table, nodes, reports)
         self._woken = asyncio.Event()
         self._base: float | None = None  # Unix time where the views' clock begins
@@ -108,7 +110,8 @@ class LivePlan:
             except TimeoutError:
                 woken = False
             now = self._clock.monotonic()
-            if woken and now - self._decided < limits.ROUND_FULL_S and not self._has_free_device():
+            early = self.planner is not None and now - self._decided < limits.ROUND_FULL_S
+            if woken and early and not self._has_free_device():
                 await asyncio.sleep(limits.ROUND_PAUSE_S)
                 continue  # it is still woken
             self._woken.clear()
@@ -133,7 +136,8 @@ class LivePlan:
                 self._admitting.leave_to_planner(self._clock.now() + limits.PLAN_STANDS_S)
             return
         if self.planner is None:
-            self._go_on()
+            if self._admitting.admission.rule.preempts:
+                self._preempting.look(waiting, self._clock.now())
             return
         self.observing.look_at_devices()
         known = self._facts(waiting)
@@ -301,9 +305,13 @@ class LivePlan:
 
     # --- what people see ---------------------------------------------------------------------------
 
-    def reasons(self) -> list[Reason]:
-        """Return which running tasks could not be suspended when others were to go first."""
+    def reasons(self, entry: Entry) -> list[Reason]:
+        """Return who makes room for a waiting task, and what runs and cannot be suspended for it."""
+        refusals = sorted(self.suspending.refusals().items())[: limits.REASONS_SHOWN_MAX]
+        texts = [f"{task} cannot be suspended: {why}" for task, why in refusals]
+        if self.planner is None and not self._admitting.admission.rule.preempts:
+            texts = []  # nothing is suspended for others anyway
         return [
-            Reason(Code.CANNOT_SUSPEND, f"{task} cannot be suspended: {why}")
-            for task, why in sorted(self.suspending.refusals().items())
-        ][: limits.REASONS_SHOWN_MAX]
+            *self._preempting.reasons(entry),
+            *(Reason(Code.CANNOT_SUSPEND, text) for text in texts),
+        ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from shoal.pool.base import limits
 from shoal.pool.base.clock import Clock
@@ -13,7 +14,7 @@ from shoal.pool.head.tasks.live_plan import LivePlan
 from shoal.pool.head.tasks.rows import Entry
 from shoal.pool.head.tasks.runners import Runner
 from shoal.pool.wire.task_messages import TaskReason
-from shoal.tasks.reasons import Code, Reason
+from shoal.tasks.reasons import Code, Reason, Why
 from shoal.tasks.requests import Ask, Priority
 from shoal.tasks.room import Needs
 from shoal.tasks.states import ACTIVE, State
@@ -34,6 +35,8 @@ class TaskPlans:
         self._table = table
         self._clock = clock
         self._woken = asyncio.Event()
+        self._looked_at = 0.0  # monotonic
+        self._again: set[int] = set()  # suspended tasks that wait for their devices in admission
         self._known: dict[int, str] = {}  # tasks in admission, by number: their requests
         self._positions: dict[str, int] = {}
         self._positions_at = 0.0  # monotonic
@@ -54,8 +57,14 @@ class TaskPlans:
             self.look()
             await asyncio.sleep(limits.SCHEDULE_PAUSE_S)
 
+    def catch_up(self, quiet_s: float = 0.0) -> None:
+        """Look now, if something has changed and the last look is so long ago."""
+        if self._woken.is_set() and self._clock.monotonic() - self._looked_at >= quiet_s:
+            self.look()
+
     def look(self) -> None:
         """Show admission which tasks came, changed and ended. It starts what may start."""
+        self._looked_at = self._clock.monotonic()
         self._lifecycle.reserve_again()
         able = frozenset(
             (r.owner, "" if r.sandbox else r.machine)
@@ -76,6 +85,14 @@ class TaskPlans:
         known = self._known.get(number)
         state = entry.task.state if entry is not None else None
         waits = state in (State.WAITING, State.HELD)
+        if number in self._again:
+            if state is State.SUSPENDED and known is not None and self._admitting.waits(known):
+                return  # until it goes on
+            self._again.discard(number)
+            if known is not None and self._admitting.waits(known):
+                self._admitting.withdraw(known)
+                del self._known[number]
+                known = None
         if known is not None and not self._admitting.waits(known):
             if entry is not None and state in ACTIVE:
                 return  # it holds what it was admitted to
@@ -92,6 +109,8 @@ class TaskPlans:
             self._known[number] = entry.id
             suspended = state is State.SUSPENDED
             self._admitting.adopt(self._ask(entry), {} if suspended else entry.shares)
+            if suspended and self.live is not None and self.live.suspending.line_up is not None:
+                self.line_up(entry)
 
     def _add_or_hold(self, entry: Entry) -> None:
         holds = {reason.code: reason for reason in self._holds(entry)}
@@ -164,30 +183,60 @@ class TaskPlans:
         ):
             self._positions, self._moved = self._admitting.positions(), False
             self._positions_at = now
+        if entry.task.state is not State.WAITING:
+            return None
         found = self._positions.get(entry.id)
-        if found is None and entry.task.state is State.WAITING:
-            return len(self._positions) + 1  # it has just come
-        return found
+        return len(self._positions) + 1 if found is None else found  # or it has just come
 
     def reasons(self, entry: Entry) -> list[TaskReason]:
         """Return why a task does not run; at least one while it is held, waits or is suspended."""
         task = entry.task
         if task.state is State.STARTING:
             return [TaskReason(Code.STARTING, f"its program starts at {task.runner}")]
-        if task.state is State.SUSPENDED:
-            return [TaskReason(Code.SUSPENDED, "others go first; its memory is on the host")]
-        if task.state not in (State.WAITING, State.HELD):
+        if task.state not in (State.WAITING, State.HELD, State.SUSPENDED):
             return []
-        found = self._holds(entry)
+        found = self._holds(entry) if task.state is not State.SUSPENDED else [self._aside(entry)]
         if self._admitting.waits(entry.id):
             reasons = self._admitting.reasons(entry.id, self.position(entry))
             found += [reason for reason in reasons if reason.code not in _HOLDS]
         if task.state is State.WAITING and self.live is not None:
-            found += self.live.reasons()
+            found += self.live.reasons(entry)
         return [
             TaskReason(reason.code, reason.text[: limits.TEXT_CHARS_MAX], reason.numbers)
             for reason in found
         ] or [TaskReason(Code.PLACING, "it takes its place in line at this moment")]
+
+    async def dry_run(self, entry: Entry) -> Why:
+        """Explain a task that was not submitted."""
+        self.catch_up()
+        return await self._admitting.dry_run(self._ask(entry), self._holds(entry))
+
+    def _aside(self, entry: Entry) -> Reason:
+        """Return why a task is suspended, and which tasks run in its place."""
+        others = [self._index.tasks[number] for number in sorted(self._index.active)]
+        run = (State.STARTING, State.RUNNING)
+        names = [
+            other.id
+            for other in others
+            if other.task.state in run and other.shares.keys() & entry.shares.keys()
+        ]
+        who = f"{', '.join(names[:8])} goes first" if names else "others go first"
+        used_bytes = self.live.observing.used_bytes(entry) if self.live is not None else 0
+        text = f"{who}; its memory is on the host, and it goes on later"
+        return Reason(Code.SUSPENDED, text, {"tasks_ahead": len(names), "host_bytes": used_bytes})
+
+    def line_up(self, entry: Entry) -> None:
+        """Put a suspended task back in line for its own devices: the rule says when it goes on."""
+        ask = self._ask(entry)
+        needs = replace(ask.needs, only=frozenset(entry.shares))
+        self._again.add(entry.number)
+        self._admitting.line_up_again(
+            replace(ask, needs=needs, by_plan=False), lambda _: self._go_on(entry)
+        )
+
+    def _go_on(self, entry: Entry) -> dict[int, int] | None:
+        goes_on = self.live is not None and self.live.suspending.go_on(entry)
+        return dict(entry.shares) if goes_on else None
 
     def _holds(self, entry: Entry) -> list[Reason]:
         """Return why a task takes no part in admission yet."""
@@ -198,7 +247,8 @@ class TaskPlans:
         if task.after:
             earlier = [self._index.tasks.get(number) for number in sorted(task.after)]
             names = ", ".join(e.id for e in earlier[:8] if e is not None) or "an earlier task"
-            text = f"{names} has not succeeded yet"
+            verb = "has" if len(task.after) == 1 else "have"
+            text = f"{names} {verb} not succeeded yet"
             found.append(Reason(Code.AFTER, text, {"tasks": len(task.after)}))
         if self.runner_of(entry) is None:
             found.append(Reason(Code.NO_RUNNER, self._no_runner(entry)))

@@ -47,6 +47,7 @@ class Entry(Submitted):
     last_runner: str = ""  # which has the log and files of the last attempt
     steps: int | None = None  # that its program will make, as its owner says
     deadline_at: float | None = None
+    yields: bool = False
     on_disk: bool = True  # False: it is being submitted
 
     @property
@@ -73,6 +74,7 @@ class _Row(msgspec.Struct, array_like=True):
     steps: int | None = None
     deadline_at: float | None = None
     travels: bool = False
+    yields: bool = False
 
 
 def _encode(entry: Entry) -> bytes:
@@ -95,6 +97,7 @@ def _encode(entry: Entry) -> bytes:
             entry.steps,
             entry.deadline_at,
             entry.travels,
+            entry.yields,
         )
     )
 
@@ -106,6 +109,7 @@ def _decode(owner: str, key: str, request: bytes, name: str, row: bytes) -> Entr
         task, key, owner, found.id, name, found.needs, request, found.priority, found.grace_s,
         found.limit_s, found.machine, found.folder, found.keep, found.travels, found.ticket,
         found.shares, found.lease, found.last_runner, found.steps, found.deadline_at,
+        found.yields,
     )  # fmt: skip
 
 

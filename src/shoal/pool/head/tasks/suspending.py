@@ -6,6 +6,7 @@ for others in the lease table.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shoal.pool.base import limits
@@ -55,6 +56,8 @@ class Suspending:
         self._clock = clock
         self._orders: dict[int, _Order] = {}  # by task: not obeyed yet
         self._refused: dict[int, tuple[int, str]] = {}  # by task: the attempt, and why
+        # Puts a suspended task back in line; None: a planner says when it goes on.
+        self.line_up: Callable[[Entry], None] | None = None
         self._told: dict[int, int] = {}  # by task: the lease whose workers know what is wanted
 
     def is_running(self, entry: Entry) -> bool | None:
@@ -82,13 +85,22 @@ class Suspending:
         return self._table.leases.get(entry.lease) if entry.lease is not None else None
 
     def refusals(self) -> dict[str, str]:
-        """Return, by task, why it could not be suspended."""
-        found = {}
-        for number, (attempt, reason) in self._refused.items():
-            entry = self._index.tasks.get(number)
-            if entry is not None and entry.task.attempt == attempt and number in self._index.active:
-                found[entry.id] = _TEXTS.get(reason, reason)
-        return found
+        """Return, by running task, why it cannot be suspended."""
+        running = [self._index.tasks[number] for number in self._index.active]
+        running = [entry for entry in running if entry.task.state is State.RUNNING]
+        found = {entry.id: self._why_not(entry) for entry in running}
+        return {task: _TEXTS.get(reason, reason) for task, reason in found.items() if reason}
+
+    def _why_not(self, entry: Entry) -> str:
+        attempt, reason = self._refused.get(entry.number, (0, ""))
+        if attempt == entry.task.attempt:
+            return reason
+        granted = self._lease_of(entry)
+        if granted is None:
+            return ""  # it will lease its devices, or never does
+        if len(granted.shares) > 1:
+            return "peers"
+        return "" if all(self._elastic(share.device) for share in granted.shares) else "accelerator"
 
     # --- orders ------------------------------------------------------------------------------------
 
@@ -101,14 +113,23 @@ class Suspending:
 
     def resume(self, entry: Entry) -> None:
         """Let a suspended task go on, if its memory is free."""
+        if self.go_on(entry):
+            self._admitting.holds_now(entry.id, entry.shares)
+
+    def go_on(self, entry: Entry) -> bool:
+        """Book a suspended task's memory and let it go on. Return False if that is not free."""
         if entry.task.state is not State.SUSPENDED or entry.number in self._orders:
-            return
+            return False
         if entry.lease is None or not self._table.take_back(entry.lease):
-            return
-        self._admitting.holds_now(entry.id, entry.shares)
+            return False
         self._reports.order(entry.lease, suspend=False)
         now = self._clock.monotonic()
         self._orders[entry.number] = _Order(entry.task.attempt, False, now)
+        return True
+
+    def is_ordered(self, entry: Entry) -> bool:
+        """Return whether a task is on the way to be suspended or to go on."""
+        return entry.number in self._orders
 
     # --- what becomes of them ----------------------------------------------------------------------
 
@@ -164,7 +185,10 @@ class Suspending:
             self._table.set_aside(granted.lease)
             self._lifecycle.feed(entry, states.Suspended(attempt))
             self._lifecycle.pause(entry)
-            self._admitting.holds_now(entry.id, {})
+            if self.line_up is not None:
+                self.line_up(entry)
+            else:
+                self._admitting.holds_now(entry.id, {})
             return True
         reason = next((p.reason for p in profiles if p is not None and p.state == "refused"), "")
         if not reason and self._clock.monotonic() - order.since < limits.SUSPEND_S:

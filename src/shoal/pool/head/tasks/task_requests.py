@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections.abc import Callable
 
 import msgspec
 
@@ -19,11 +20,12 @@ from shoal.pool.head.tasks.plans import TaskPlans
 from shoal.pool.head.tasks.rows import Entry
 from shoal.pool.head.tasks.runners import Runner
 from shoal.pool.head.tasks.travel_requests import TravelRequests
-from shoal.pool.wire import messages, runner_messages, task_messages
+from shoal.pool.wire import admission_messages, messages, runner_messages, task_messages
 from shoal.pool.wire.roles import Principal, Role
 from shoal.pool.wire.task_messages import TaskInfo
 from shoal.tasks import spec as specs
 from shoal.tasks import states
+from shoal.tasks.reasons import Code, Reason
 from shoal.tasks.spec import SpecError
 from shoal.tasks.states import FINAL, State
 
@@ -74,6 +76,7 @@ class TaskRequests:
             task_messages.ReadLog: self._read_log,
             task_messages.AskFiles: self._of_runner,
             task_messages.ReadFile: self._of_runner,
+            admission_messages.AskDryRun: self._dry_run,
         }
         found = {kind: Route(Role.USER, _refusing(one)) for kind, one in handlers.items()}
         return {**found, **self._travel.routes()}
@@ -105,6 +108,8 @@ class TaskRequests:
             return messages.refusal(str(error), "disk")
         for entry, _ in added:
             self._lifecycle.accepted(entry)
+        if added:  # its real reasons at once, unless many submit
+            self._plans.catch_up(limits.SUBMIT_LOOK_S)
         if any(not entry.on_disk for entry in found):  # another connection's, and just refused
             return messages.refusal("the same key was submitted at this moment; try again", "again")
         return self._page(who, found)
@@ -124,7 +129,25 @@ class TaskRequests:
             )
         return known
 
+    async def _dry_run(
+        self, client: Client, ask: admission_messages.AskDryRun
+    ) -> admission_messages.WhyAnswer:
+        """Check a task as if it were submitted, and say whether it would wait."""
+        who = client.principal
+        make = self._entry_maker(who, task_messages.Submission("dry-run", ask.spec))
+        entry = make(0)
+        entry.travels = self._lifecycle.elsewhere.may(entry.owner)
+        return admission_messages.WhyAnswer(
+            entry.name, entry.task.state.value, await self._plans.dry_run(entry)
+        )
+
     def _add(self, who: Principal, one: task_messages.Submission) -> tuple[Entry, Pending]:
+        return self._lifecycle.add(self._entry_maker(who, one), one.spec)
+
+    def _entry_maker(
+        self, who: Principal, one: task_messages.Submission
+    ) -> Callable[[int], Entry]:  # fmt: skip
+        """Check a submission. Return what makes its entry of a number."""
         spec = one.spec
         try:
             specs.check(spec)
@@ -153,10 +176,10 @@ class TaskRequests:
                 specs.request_hash(spec), spec.priority, spec.grace_s, spec.limit_s,
                 spec.machine, "" if spec.snapshot else spec.folder, tuple(spec.keep),
                 self._travel.travels(who, spec.snapshot),
-                steps=spec.steps, deadline_at=spec.deadline_at,
+                steps=spec.steps, deadline_at=spec.deadline_at, yields=spec.yields,
             )  # fmt: skip
 
-        return self._lifecycle.add(make, spec)
+        return make
 
     # --- looking -----------------------------------------------------------------------------------
 
@@ -194,13 +217,19 @@ class TaskRequests:
             views.info(e, who, self._table, plans.reasons, plans.position) for e in entries
         ]  # fmt: skip
 
-    def state_of(self, who: Principal, text: str) -> tuple[str, str] | None:
-        """Return the request and the state of the task that a member means; None: there is none."""
+    def state_of(self, who: Principal, text: str) -> tuple[str, str, list[Reason]] | None:
+        """Return request, state and reasons of the task that a member means; None: there is none."""
+        self._plans.catch_up()
         try:
             entry = self._find(who, text, own=False)
         except Refused:
             return None
-        return entry.id, entry.task.state.value
+        reasons = [] if entry.task.state in FINAL else self._plans.reasons(entry)
+        return (
+            entry.id,
+            entry.task.state.value,
+            [Reason(Code(r.code), r.text, r.numbers) for r in reasons],
+        )
 
     def _find(self, who: Principal, text: str, *, own: bool = True) -> Entry:
         """Return the task of an id, a key, or a name of the asker's own newest task."""

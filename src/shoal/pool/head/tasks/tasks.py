@@ -55,6 +55,8 @@ class Tasks:
         admitting, table, clock = self._parts
         self.live = LivePlan(self.lifecycle, admitting, table, nodes, reports, planner, clock)
         self.plans.live = self.live
+        if planner is None:
+            self.live.suspending.line_up = self.plans.line_up
         reports.on_change = self.live.woken_by_report
 
     @property
