@@ -91,8 +91,13 @@ ALTER TABLE audit ADD COLUMN hash TEXT NOT NULL DEFAULT '';
 ALTER TABLE audit ADD COLUMN corrects INTEGER;
 """
 
+# What the planner has learned: one document under each name.
+_LEARNED = """
+CREATE TABLE learned (name TEXT PRIMARY KEY, document BLOB NOT NULL) WITHOUT ROWID;
+"""
+
 #: The script of each version, from 1.
-MIGRATIONS: tuple[str, ...] = (_FIRST, _ROLES_AND_USE, _TASKS, _ELASTIC, _PEOPLE)
+MIGRATIONS: tuple[str, ...] = (_FIRST, _ROLES_AND_USE, _TASKS, _ELASTIC, _PEOPLE, _LEARNED)
 
 
 def open_database(path: Path | None) -> sqlite3.Connection:

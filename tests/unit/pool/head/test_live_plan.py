@@ -33,6 +33,10 @@ class Planner:
         self.pid: int | None = 1
         self.views: list[ViewFields] = []
         self.plan: Callable[[ViewFields], list[tuple[int, list[int]]]] | None = None
+        self.memory: dict[str, Any] = {"clock": 7.0}
+
+    def restore(self, memory: dict[str, Any]) -> None:
+        self.memory = memory
 
     async def ensure(self) -> None:
         pass
@@ -360,6 +364,34 @@ def test_a_new_head_knows_what_is_suspended(tmp_path: Path) -> None:
         sent = pool.node.channel.sent  # type: ignore[union-attr]
         orders = [m.order for m in sent if isinstance(m, node_messages.NodeOrderSession)]
         assert [order.suspend for order in orders] == [True]  # once more, if it was not heard
+        await pool.close()
+
+    asyncio.run(again())
+
+
+def test_a_new_head_knows_what_the_planner_has_learned(tmp_path: Path) -> None:
+    """Types of tasks by name, their operators, and the policy's own memory with its clock."""
+    known: dict[str, Any] = {}
+
+    async def learn(pool: Pool) -> None:
+        pool.planner.plan = on(a="1")
+        a = await pool.add("a")
+        await pool.start(a)
+        pool.report(a, steps=20, task_type="kind-of-a", peak_bytes=1000)
+        await pool.until(lambda: "kind-of-a" in pool.live.observing.knowledge.types)
+        known["type"] = pool.live.observing.knowledge.types["kind-of-a"]
+        known["base"] = pool.live._base
+        pool.live.save()
+
+    play(learn, tmp_path / "pool.db")
+
+    async def again() -> None:
+        pool = Pool(tmp_path / "pool.db")
+        knowledge = pool.live.observing.knowledge
+        assert knowledge.types == {"kind-of-a": known["type"]}
+        entry = pool.head.tasks.lifecycle.index.tasks[1]
+        assert pool.live.observing.type_of(entry) == "kind-of-a"
+        assert (pool.planner.memory, pool.live._base) == ({"clock": 7.0}, known["base"])
         await pool.close()
 
     asyncio.run(again())

@@ -11,7 +11,9 @@ from shoal.pool.head.nodes import Nodes
 from shoal.pool.head.session_reports import SessionReports
 from shoal.pool.head.tasks.lifecycle import TaskLifecycle
 from shoal.pool.head.tasks.rows import Entry
+from shoal.pool.planner import learned
 from shoal.pool.planner.facts import Knowledge
+from shoal.pool.planner.learned import Learned
 from shoal.pool.planner.watching import Sample, Watch
 from shoal.schedule.model.device_profile import DeviceProfile
 from shoal.schedule.model.predictor import Predictor
@@ -65,6 +67,19 @@ class Observing:
         }
         loses = self._watch.look(running, self._samples, self.profiles)
         return loses or not known.issuperset(self._samples)
+
+    def state(self) -> Learned:
+        """Return what a later head should know, without the policy's memory."""
+        found = learned.of_knowledge(self.knowledge)
+        names = [(*key, type_) for key, type_ in self._types.items()][-learned.NAMES_KEPT :]
+        totals = [(*key, steps) for key, steps in self._totals.items()][-learned.NAMES_KEPT :]
+        return msgspec.structs.replace(found, names=names, totals=totals)
+
+    def restore(self, before: Learned) -> None:
+        """Take in what an earlier head has learned."""
+        learned.restore(self.knowledge, before)
+        self._types |= {(owner, name): type_ for owner, name, type_ in before.names}
+        self._totals |= {(owner, name): steps for owner, name, steps in before.totals}
 
     def look_at_devices(self) -> None:
         """Take in which devices are there, and what was measured of them."""
