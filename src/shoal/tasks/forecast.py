@@ -78,7 +78,7 @@ def why(
     if not never:
         start = estimate_start(admission, request, now)
         if start is not None:
-            end = _end(admission, request, start)
+            end = _end(admission, request, start, probable=True)
             estimate = Estimate(start, end, errors.ratio)
             bound = _bound(admission, request, now)
     return Why(never, found, explain_wait.remedies(admission, request, found, now), estimate, bound)
@@ -122,9 +122,13 @@ def _bound(admission: Admission, request: str, now: float) -> Bound | None:
     return Bound(start, _end(admission, request, start), FREE + (UNKNOWN if unknown else ""))
 
 
-def _end(admission: Admission, request: str, start: float) -> float | None:
+def _end(
+    admission: Admission, request: str, start: float, *, probable: bool = False
+) -> float | None:
     one = admission.waiting.get(request) or admission.holdings.get(request)
-    lasts_s = one.ask.lasts_s if one is not None else None
+    lasts_s = None
+    if one is not None:
+        lasts_s = one.ask.estimated_s if probable else one.ask.lasts_s
     return None if lasts_s is None else start + lasts_s
 
 

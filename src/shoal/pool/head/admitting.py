@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from shoal.pool.base import limits
@@ -141,6 +141,12 @@ class Admitting:
         self._askers[ask.request] = _Asker(book, lambda: None)
         self._todo += self._synchronize()
         self._carry_out(requests.Returned(ask))
+
+    def expect(self, request: str, end: float) -> None:
+        """Note when a request that has devices will probably give them back. It decides nothing."""
+        holding = self.admission.holdings.get(request)
+        if holding is not None:
+            holding.ask = replace(holding.ask, probably_s=max(0.0, end - holding.since))
 
     def adopt(self, ask: Ask, shares: Mapping[int, int]) -> None:
         """Take over a request that holds devices since an earlier head."""

@@ -28,6 +28,7 @@ class Learned(msgspec.Struct, frozen=True):
     pairs: list[tuple[str, list[str], list[float]]] = []  # kind, types, speeds
     names: list[tuple[str, str, str]] = []  # owner, name of the task, type
     totals: list[tuple[str, str, float]] = []  # owner, name of the task, steps
+    lasted: list[tuple[str, str, float]] = []  # owner, name of the task, seconds of its last run
     policy: dict[str, Any] = {}  # its own memory
     base: float | None = None  # Unix time at which the clock of that memory begins
 

@@ -120,6 +120,11 @@ class LivePlan:
     def look(self) -> bool:
         """Look at what runs. Return whether that asks for a new plan."""
         learned = self.observing.look(self.suspending.is_running)
+        now = self._clock.now()
+        for entry in (self._index.tasks[number] for number in self._index.active):
+            end = self.observing.ends_at(entry, now)
+            if end is not None:
+                self._admitting.expect(entry.id, end)
         unused = self._unused_devices()
         news, self._unused = unused - self._unused, unused
         return self.suspending.look() or learned or bool(news)
