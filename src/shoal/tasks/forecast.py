@@ -67,7 +67,8 @@ def why(
     <Code.BUSY: 'busy'>
     """
     if (needs is not None or limit_s is not None) and request in admission.waiting:
-        admission = admission.copy()
+        planning, admission = admission.planning, admission.copy()
+        admission.planning = planning  # the reasons are those of now
         ask = admission.waiting[request].ask
         admission.change(
             request, replace(ask, needs=needs or ask.needs, limit_s=limit_s or ask.limit_s)
@@ -89,6 +90,7 @@ def dry_run(
 ) -> Why:
     """Explain a request that nobody has made. Without a reason it would start at once."""
     supposed = admission.copy()
+    supposed.planning = admission.planning
     supposed.suppose(ask, holds, now)
     found = why(supposed, ask.request, now, errors)
     reasons = [reason for reason in found.reasons if reason.code is not Code.PLACING]

@@ -292,6 +292,7 @@ class Admitting:
     async def dry_run(self, ask: Ask, holds: Sequence[Reason]) -> Why:
         """Explain a request that nobody has made, as if it came now."""
         now, frozen = self._clock.now(), self.admission.copy()
+        frozen.planning = self.admission.planning
         return await asyncio.to_thread(forecast.dry_run, frozen, ask, holds, now, self.errors)
 
     async def why(
@@ -301,6 +302,7 @@ class Admitting:
         if not self.knows(request):
             raise KeyError(request)
         now, frozen = self._clock.now(), self.admission.copy()
+        frozen.planning = self.admission.planning
         errors = forecast.Errors(self.errors.ratios.copy())
         found = await asyncio.to_thread(forecast.why, frozen, request, now, errors, needs, limit_s)
         asked_as_is = needs is None and limit_s is None
