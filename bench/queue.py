@@ -4,6 +4,9 @@
     python -m bench.queue --seconds 10 --rate 200 --waiting 2000 --turns 4
     python -m bench.queue --ray VENV/bin/python --slurm
 
+--ray takes the Python of an environment with ray[default]. --slurm takes Debian's packages slurmctld,
+slurm-client and munge: installed, or unpacked and in PATH and LD_LIBRARY_PATH.
+
 One load generator has 200 open connections. Prints one line of figures for each part, and exits with
 1 if one is beyond its limit: a lost submission; p50 above 5 ms or p99 above 50 ms; a head above 120 MiB
 or 4 KiB a task with 10,000 waiting tasks; `queue` above 100 ms; the next task's first operator later

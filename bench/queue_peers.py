@@ -72,6 +72,7 @@ AuthInfo=socket={root}/munge.socket
 CredType=cred/munge
 SlurmctldPort={port}
 SlurmdPort={next_port}
+PluginDir={plugins}
 StateSaveLocation={root}/state
 SlurmdSpoolDir={root}/spool
 SlurmctldPidFile={root}/slurmctld.pid
@@ -109,7 +110,12 @@ def _slurm(root: Path, stack: ExitStack) -> dict[str, object]:
     (root / "spool").mkdir()
     root.chmod(0o755)
     config = root / "slurm.conf"
-    config.write_text(_SLURM.format(host=host, root=root, port=port, next_port=port + 1))
+    # Debian's packages may be installed, or unpacked below a folder: beside the programs is usr/lib.
+    program = Path(shutil.which("slurmctld") or "").resolve()
+    plugins = next(program.parents[1].glob("lib/*/slurm-wlm"), Path("/usr/lib/slurm"))
+    config.write_text(
+        _SLURM.format(host=host, root=root, port=port, next_port=port + 1, plugins=plugins)
+    )
     (root / "munge.key").write_bytes(os.urandom(128))
     (root / "munge.key").chmod(0o400)
     munge = ["munged", "--foreground", "--force", f"--socket={root}/munge.socket",

@@ -299,6 +299,7 @@ def test_a_task_that_does_not_exist(pool: StandingPool, verb: str) -> None:
     [
         ["--devices", "0", "--", "true"], ["--memory", "much", "--", "true"], ["--", ""],
         ["--each", "lr", "--", "true"], ["--limit", "soon", "--", "true"],
+        ["--kind", "|", "--", "true"],
         ["--name", "a b", "--", "true"], ["--env", "NOT_SET", "--", "true"], ["--no-such", "--", "t"],
     ],
 )  # fmt: skip

@@ -67,7 +67,7 @@ def _question(request: str, what_if: tuple[str, ...]) -> admission_messages.AskW
                     fields["devices"] = int(value)
                     if not 1 <= fields["devices"] <= DEVICES_PER_LEASE_MAX:
                         raise ValueError
-                case "kind":
+                case "kind" if value.strip():
                     fields["kind"] = value
                 case "limit":
                     fields["limit_s"] = _seconds(value)

@@ -67,7 +67,8 @@ def why(
     <Code.BUSY: 'busy'>
     """
     if (needs is not None or limit_s is not None) and request in admission.waiting:
-        admission = admission.copy()
+        planning, admission = admission.planning, admission.copy()
+        admission.planning = planning  # the reasons are those of now
         ask = admission.waiting[request].ask
         admission.change(
             request, replace(ask, needs=needs or ask.needs, limit_s=limit_s or ask.limit_s)
@@ -78,7 +79,7 @@ def why(
     if not never:
         start = estimate_start(admission, request, now)
         if start is not None:
-            end = _end(admission, request, start)
+            end = _end(admission, request, start, probable=True)
             estimate = Estimate(start, end, errors.ratio)
             bound = _bound(admission, request, now)
     return Why(never, found, explain_wait.remedies(admission, request, found, now), estimate, bound)
@@ -89,6 +90,7 @@ def dry_run(
 ) -> Why:
     """Explain a request that nobody has made. Without a reason it would start at once."""
     supposed = admission.copy()
+    supposed.planning = admission.planning
     supposed.suppose(ask, holds, now)
     found = why(supposed, ask.request, now, errors)
     reasons = [reason for reason in found.reasons if reason.code is not Code.PLACING]
@@ -122,9 +124,13 @@ def _bound(admission: Admission, request: str, now: float) -> Bound | None:
     return Bound(start, _end(admission, request, start), FREE + (UNKNOWN if unknown else ""))
 
 
-def _end(admission: Admission, request: str, start: float) -> float | None:
+def _end(
+    admission: Admission, request: str, start: float, *, probable: bool = False
+) -> float | None:
     one = admission.waiting.get(request) or admission.holdings.get(request)
-    lasts_s = one.ask.lasts_s if one is not None else None
+    lasts_s = None
+    if one is not None:
+        lasts_s = one.ask.estimated_s if probable else one.ask.lasts_s
     return None if lasts_s is None else start + lasts_s
 
 

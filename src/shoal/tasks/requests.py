@@ -30,6 +30,7 @@ class Ask:
     priority: Priority = Priority.NORMAL
     limit_s: float | None = None  # it ends after this long at the latest; None: not declared
     expected_s: float | None = None  # from its profile or earlier runs; None: not known
+    probably_s: float | None = None  # by earlier runs: for estimates, it moves nobody in line
     until: float | None = None  # it must have been admitted by then, or it expires
     can_suspend: bool = False  # its devices can be taken back at any moment
     asked: float | None = None  # when it was asked, if that was before now (a head that restarted)
@@ -40,6 +41,13 @@ class Ask:
         """Return how long it will probably hold devices; None: nobody knows."""
         known = [s for s in (self.expected_s, self.limit_s) if s is not None]
         return min(known) if known else None
+
+    @property
+    def estimated_s(self) -> float | None:
+        """Return how long it will probably hold devices, also by what was measured."""
+        if self.probably_s is None:
+            return self.lasts_s
+        return self.probably_s if self.limit_s is None else min(self.probably_s, self.limit_s)
 
     def on(self, devices: frozenset[int]) -> Ask:
         """Return the request as if it had asked for these devices only."""
@@ -211,7 +219,7 @@ class Holding:
 
     def expected_end(self, now: float, unknown_s: float) -> float:
         """Return when its devices are probably free."""
-        known = self.ask.lasts_s
+        known = self.ask.estimated_s
         end = self.since + (unknown_s if known is None else known)
         if self.until is not None:
             end = min(end, self.until)

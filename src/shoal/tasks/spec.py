@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from shoal.tasks.room import kinds
+
 TEXTS_MAX = 64 * 1024  # characters of arguments and environment together; with the rest a frame
 ARRAY_MAX = 1000  # tasks of one submission
 PRIORITIES = ("low", "normal", "high")
@@ -101,6 +103,8 @@ def check(spec: TaskSpec) -> None:
         raise SpecError(
             f"{spec.name!r}: a task's name is at most 48 letters, digits, '_', '.' or '-'"
         )
+    if spec.needs.kind is not None and not kinds(spec.needs.kind):
+        raise SpecError(f"{spec.needs.kind!r} names no kind of devices; write a100, or a100|v100")
     _check_program(spec)
 
 

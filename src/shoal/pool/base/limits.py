@@ -130,6 +130,7 @@ PLAN_S = 2.0  # for the planner to answer; then the last plan stands
 PLAN_HANG_S = 30.0  # without an answer, or a start: then it is killed and started again
 PLAN_BYTES_MAX = 64 * 2**20  # of a question or answer
 ROUNDS_RECORDED_MAX = 1000
+LEARNED_SAVE_S = 10.0  # between two times that what the planner learned is written
 ROUND_S = 60.0  # between two plans, if nothing happens
 ROUND_PAUSE_S = 0.05  # between two plans at least; and as long as the last one took
 ROUND_FULL_S = 2.0  # between two plans while no device is free

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from shoal.pool.base import limits
@@ -141,6 +141,12 @@ class Admitting:
         self._askers[ask.request] = _Asker(book, lambda: None)
         self._todo += self._synchronize()
         self._carry_out(requests.Returned(ask))
+
+    def expect(self, request: str, end: float) -> None:
+        """Note when a request that has devices will probably give them back. It decides nothing."""
+        holding = self.admission.holdings.get(request)
+        if holding is not None:
+            holding.ask = replace(holding.ask, probably_s=max(0.0, end - holding.since))
 
     def adopt(self, ask: Ask, shares: Mapping[int, int]) -> None:
         """Take over a request that holds devices since an earlier head."""
@@ -286,6 +292,7 @@ class Admitting:
     async def dry_run(self, ask: Ask, holds: Sequence[Reason]) -> Why:
         """Explain a request that nobody has made, as if it came now."""
         now, frozen = self._clock.now(), self.admission.copy()
+        frozen.planning = self.admission.planning
         return await asyncio.to_thread(forecast.dry_run, frozen, ask, holds, now, self.errors)
 
     async def why(
@@ -295,6 +302,7 @@ class Admitting:
         if not self.knows(request):
             raise KeyError(request)
         now, frozen = self._clock.now(), self.admission.copy()
+        frozen.planning = self.admission.planning
         errors = forecast.Errors(self.errors.ratios.copy())
         found = await asyncio.to_thread(forecast.why, frozen, request, now, errors, needs, limit_s)
         asked_as_is = needs is None and limit_s is None

@@ -98,8 +98,15 @@ ALTER TABLE event_outcomes ADD COLUMN shares BLOB;
 UPDATE event_outcomes SET holder = name WHERE until IS NOT NULL;
 """
 
+# What the planner has learned: one document under each name.
+_LEARNED = """
+CREATE TABLE learned (name TEXT PRIMARY KEY, document BLOB NOT NULL) WITHOUT ROWID;
+"""
+
 #: The script of each version, from 1.
-MIGRATIONS: tuple[str, ...] = (_FIRST, _ROLES_AND_USE, _TASKS, _ELASTIC, _PEOPLE, _GRANTS)
+MIGRATIONS: tuple[str, ...] = (
+    _FIRST, _ROLES_AND_USE, _TASKS, _ELASTIC, _PEOPLE, _GRANTS, _LEARNED,
+)  # fmt: skip
 
 
 def open_database(path: Path | None) -> sqlite3.Connection:

@@ -362,6 +362,18 @@ class Store:
         if not self.error:
             self.change(write, promise=False)
 
+    def learned(self, name: str) -> bytes:
+        """Return what was kept under a name; empty: nothing."""
+        rows = self._db.execute("SELECT document FROM learned WHERE name = ?", (name,)).fetchall()
+        return bytes(rows[0][0]) if rows else b""
+
+    def save_learned(self, name: str, document: bytes) -> None:
+        def write(db: sqlite3.Connection) -> None:
+            db.execute("INSERT OR REPLACE INTO learned VALUES (?,?)", (name, document))
+
+        if not self.error:  # the next one says the same and more
+            self.change(write, promise=False)
+
     # --- audit -------------------------------------------------------------------------------------
 
     def write_audit(self, now: float, actor: str, action: str, detail: str) -> None:

@@ -68,6 +68,15 @@ class Planner:
         self._problem = ""  # of the last round
 
     @property
+    def memory(self) -> dict[str, Any]:
+        """What the policy wants to hear again with the next question."""
+        return self._memory
+
+    def restore(self, memory: dict[str, Any]) -> None:
+        """Go on from what the policy told an earlier head."""
+        self._memory = memory
+
+    @property
     def pid(self) -> int | None:
         running = self._process is not None and self._process.returncode is None
         return self._process.pid if running and self._process is not None else None

@@ -133,6 +133,15 @@ class Predictor:
         efficiency = statistics.median(efficiencies) if efficiencies else 1.0
         return Prediction(efficiency / busy_times(task, device)[0], self.error(), observed=False)
 
+    def observations(self) -> tuple[list[tuple[str, str, float]], list[float]]:
+        """Return the observed speeds, by type and kind, and the errors of checked predictions."""
+        return [(*key, speed) for key, speed in self._observed.items()], list(self._errors)
+
+    def restore(self, speeds: Iterable[tuple[str, str, float]], errors: Iterable[float]) -> None:
+        """Take in the observations of an earlier predictor."""
+        self._observed |= {(type_, kind): speed for type_, kind, speed in speeds if speed > 0}
+        self._errors += errors
+
     def error(self) -> float:
         """Return the mean relative error of the checked predictions."""
         return statistics.fmean(self._errors) if self._errors else ERROR_PRIOR

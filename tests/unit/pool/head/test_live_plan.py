@@ -15,7 +15,13 @@ from shoal.pool.head.leases import Granted
 from shoal.pool.head.nodes import Node
 from shoal.pool.head.store import Store
 from shoal.pool.planner.rounds import Round
-from shoal.pool.wire import messages, node_messages, runner_messages, task_messages
+from shoal.pool.wire import (
+    admission_messages,
+    messages,
+    node_messages,
+    runner_messages,
+    task_messages,
+)
 from shoal.pool.wire.profile_messages import OperatorUse, SessionProfile
 from shoal.pool.wire.runner_messages import AttemptEnded, AttemptStarted
 from shoal.schedule.formats.records import PlanFields, ViewFields
@@ -33,6 +39,10 @@ class Planner:
         self.pid: int | None = 1
         self.views: list[ViewFields] = []
         self.plan: Callable[[ViewFields], list[tuple[int, list[int]]]] | None = None
+        self.memory: dict[str, Any] = {"clock": 7.0}
+
+    def restore(self, memory: dict[str, Any]) -> None:
+        self.memory = memory
 
     async def ensure(self) -> None:
         pass
@@ -363,6 +373,65 @@ def test_a_new_head_knows_what_is_suspended(tmp_path: Path) -> None:
         await pool.close()
 
     asyncio.run(again())
+
+
+def test_a_new_head_knows_what_the_planner_has_learned(tmp_path: Path) -> None:
+    """Types of tasks by name, their operators, and the policy's own memory with its clock."""
+    known: dict[str, Any] = {}
+
+    async def learn(pool: Pool) -> None:
+        pool.planner.plan = on(a="1")
+        a = await pool.add("a")
+        await pool.start(a)
+        pool.report(a, steps=20, task_type="kind-of-a", peak_bytes=1000)
+        await pool.until(lambda: "kind-of-a" in pool.live.observing.knowledge.types)
+        known["type"] = pool.live.observing.knowledge.types["kind-of-a"]
+        known["base"] = pool.live._base
+        pool.live.save()
+
+    play(learn, tmp_path / "pool.db")
+
+    async def again() -> None:
+        pool = Pool(tmp_path / "pool.db")
+        knowledge = pool.live.observing.knowledge
+        assert knowledge.types == {"kind-of-a": known["type"]}
+        entry = pool.head.tasks.lifecycle.index.tasks[1]
+        assert pool.live.observing.type_of(entry) == "kind-of-a"
+        assert (pool.planner.memory, pool.live._base) == ({"clock": 7.0}, known["base"])
+        await pool.close()
+
+    asyncio.run(again())
+
+
+def test_an_estimate_goes_by_steps_and_by_earlier_runs() -> None:
+    async def act(pool: Pool) -> None:
+        assert pool.line is not None
+        clock = pool.head.clock
+        a, b = await pool.add("a", steps=1000), await pool.add("b", steps=1000)
+        await pool.start(a, b)
+        waits = await pool.add("waits")
+        for number in (a, b):
+            pool.report(number, steps=500, task_type="t")
+        ends = pool.live.observing.ends_at
+        entry = pool.head.tasks.lifecycle.index.tasks[a]
+        await pool.until(lambda: ends(entry, clock.now()) is not None)
+        pool.live.look()
+        soon = await pool.ask(ANA, admission_messages.AskWhy("waits"))
+        assert (
+            soon.why.estimate.start - clock.now() < 600
+        )  # half of the steps are done; not an hour
+        begun = entry.task.attempt_at
+        assert begun is not None
+        assert ends(entry, begun + 10) == begun + 20
+        pool.line.say(AttemptEnded(a, 1, 0))
+        await pool.run_until(lambda: pool.state(waits) == "starting")
+        pool.live.look()
+        again = await pool.add("again", name="a")
+        await pool.until(lambda: pool.head.admitting.waits("a-4"))
+        assert pool.head.admitting.admission.waiting["a-4"].ask.probably_s is not None
+        assert again == 4
+
+    play(act)
 
 
 def _add(pool: Pool, granted: Granted) -> Any:

@@ -10,18 +10,21 @@ import asyncio
 import logging
 from collections.abc import Iterator
 
+import msgspec
+
 from shoal.pool.base import limits
 from shoal.pool.base.clock import Clock
 from shoal.pool.head.admitting import Admitting
 from shoal.pool.head.leases import LeaseTable
 from shoal.pool.head.nodes import Nodes
 from shoal.pool.head.session_reports import SessionReports
+from shoal.pool.head.store import Store
 from shoal.pool.head.tasks.lifecycle import TaskLifecycle
 from shoal.pool.head.tasks.observing import Observing
 from shoal.pool.head.tasks.preempting import Preempting
 from shoal.pool.head.tasks.rows import Entry
 from shoal.pool.head.tasks.suspending import Suspending
-from shoal.pool.planner import carrying_out, facts
+from shoal.pool.planner import carrying_out, facts, learned
 from shoal.pool.planner.carrying_out import Placed
 from shoal.pool.planner.facts import Facts, LiveDevice, LiveTask
 from shoal.pool.planner.rounds import Planner, Round
@@ -49,6 +52,7 @@ class LivePlan:
         reports: SessionReports,
         planner: Planner | None,
         clock: Clock,
+        store: Store,
     ) -> None:
         self.planner = planner
         self.last: Round | None = None
@@ -60,11 +64,14 @@ class LivePlan:
         self.suspending = Suspending(lifecycle, admitting, table, nodes, reports, clock)
         self._preempting = Preempting(lifecycle, admitting, self.suspending)
         self.observing = Observing(lifecycle, table, nodes, reports)
+        self._store = store
+        self._saved = (b"", clock.monotonic())  # what is in the store, and since when
         self._woken = asyncio.Event()
         self._base: float | None = None  # Unix time where the views' clock begins
         self._unused: set[int] = set()
         self._decided = 0.0  # monotonic: when the last plan was carried out
         self._tried: set[int] = set()  # tasks that the last plan was to start
+        self._restore()
 
     def wake(self) -> None:
         """Make a new plan soon: something has changed."""
@@ -89,11 +96,35 @@ class LivePlan:
                 self.wake()
             if self.planner is not None and self._lifecycle.runners.known:
                 await self.planner.ensure()
+            if self._clock.monotonic() - self._saved[1] >= limits.LEARNED_SAVE_S:
+                self.save()
             await asyncio.sleep(limits.WATCH_LOOK_S)
+
+    def _restore(self) -> None:
+        """Go on from what an earlier head has learned."""
+        before = learned.decode(self._store.learned("planner"))
+        self.observing.restore(before)
+        if self.planner is not None and before.base is not None:
+            self.planner.restore(before.policy)
+            self._base = before.base  # the policy's times count from there
+
+    def save(self) -> None:
+        """Keep what was learned, if it is news."""
+        policy = self.planner.memory if self.planner is not None else {}
+        found = msgspec.structs.replace(self.observing.state(), policy=policy, base=self._base)
+        document = learned.encode(found)
+        if document != self._saved[0]:
+            self._store.save_learned("planner", document)
+        self._saved = document, self._clock.monotonic()
 
     def look(self) -> bool:
         """Look at what runs. Return whether that asks for a new plan."""
         learned = self.observing.look(self.suspending.is_running)
+        now = self._clock.now()
+        for entry in (self._index.tasks[number] for number in self._index.active):
+            end = self.observing.ends_at(entry, now)
+            if end is not None:
+                self._admitting.expect(entry.id, end)
         unused = self._unused_devices()
         news, self._unused = unused - self._unused, unused
         return self.suspending.look() or learned or bool(news)

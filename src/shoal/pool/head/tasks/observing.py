@@ -11,7 +11,9 @@ from shoal.pool.head.nodes import Nodes
 from shoal.pool.head.session_reports import SessionReports
 from shoal.pool.head.tasks.lifecycle import TaskLifecycle
 from shoal.pool.head.tasks.rows import Entry
-from shoal.pool.planner.facts import Knowledge
+from shoal.pool.planner import learned
+from shoal.pool.planner.facts import WATCH_STEPS, Knowledge
+from shoal.pool.planner.learned import Learned
 from shoal.pool.planner.watching import Sample, Watch
 from shoal.schedule.model.device_profile import DeviceProfile
 from shoal.schedule.model.predictor import Predictor
@@ -41,6 +43,7 @@ class Observing:
         self._running: dict[int, Entry] = {}
         self._types: dict[tuple[str, str], str] = {}  # by owner and name
         self._totals: dict[tuple[str, str], float] = {}  # steps of a run that succeeded
+        self._lasted_s: dict[tuple[str, str], float] = {}  # seconds of that run
 
     def look(self, is_running: Callable[[Entry], bool | None]) -> bool:
         """Take in what was reported. Return whether that asks for a new plan: a task was measured for
@@ -65,6 +68,21 @@ class Observing:
         }
         loses = self._watch.look(running, self._samples, self.profiles)
         return loses or not known.issuperset(self._samples)
+
+    def state(self) -> Learned:
+        """Return what a later head should know, without the policy's memory."""
+        found = learned.of_knowledge(self.knowledge)
+        names = [(*key, type_) for key, type_ in self._types.items()][-learned.NAMES_KEPT :]
+        totals = [(*key, steps) for key, steps in self._totals.items()][-learned.NAMES_KEPT :]
+        lasted = [(*key, s) for key, s in self._lasted_s.items()][-learned.NAMES_KEPT :]
+        return msgspec.structs.replace(found, names=names, totals=totals, lasted=lasted)
+
+    def restore(self, before: Learned) -> None:
+        """Take in what an earlier head has learned."""
+        learned.restore(self.knowledge, before)
+        self._types |= {(owner, name): type_ for owner, name, type_ in before.names}
+        self._totals |= {(owner, name): steps for owner, name, steps in before.totals}
+        self._lasted_s |= {(owner, name): seconds for owner, name, seconds in before.lasted}
 
     def look_at_devices(self) -> None:
         """Take in which devices are there, and what was measured of them."""
@@ -97,8 +115,18 @@ class Observing:
         del self._running[entry.number]
         self._used_bytes.pop(entry.number, None)
         sample = self._samples.pop(entry.number, None)
-        if sample is not None and entry.task.state is State.SUCCEEDED:
-            self._totals[entry.owner, entry.name] = float(sample.steps)
+        task, key = entry.task, (entry.owner, entry.name)
+        if (
+            task.state is State.SUCCEEDED
+            and task.ended_at is not None
+            and task.attempt_at is not None
+        ):
+            self._lasted_s.pop(key, None)
+            self._lasted_s[key] = max(0.0, task.ended_at - task.attempt_at)
+            while len(self._lasted_s) > _NAMES_KEPT:
+                del self._lasted_s[next(iter(self._lasted_s))]
+        if sample is not None and task.state is State.SUCCEEDED:
+            self._totals[key] = float(sample.steps)
             while len(self._totals) > _NAMES_KEPT:
                 del self._totals[next(iter(self._totals))]
 
@@ -129,6 +157,21 @@ class Observing:
         if entry.steps is not None:
             return float(entry.steps)
         return self._totals.get((entry.owner, entry.name))
+
+    def lasts_s(self, entry: Entry) -> float | None:
+        """Return how long a task of that name ran last; None: it never succeeded."""
+        return self._lasted_s.get((entry.owner, entry.name))
+
+    def ends_at(self, entry: Entry, now: float) -> float | None:
+        """Return when a running task will probably end: by its steps, else by its last run."""
+        begun, total = entry.task.attempt_at, self.total_of(entry)
+        if entry.task.state is not State.RUNNING or begun is None:
+            return None
+        steps = self.steps_of(entry)
+        if total is not None and steps >= WATCH_STEPS:
+            return begun + (now - begun) * max(1.0, total / steps)
+        lasts_s = self.lasts_s(entry)
+        return None if lasts_s is None else begun + lasts_s
 
     def used_bytes(self, entry: Entry) -> int:
         return self._used_bytes.get(entry.number, 0)

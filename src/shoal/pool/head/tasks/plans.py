@@ -163,6 +163,7 @@ class TaskPlans:
             ),
             _PRIORITIES[entry.priority],
             entry.limit_s,
+            probably_s=self.live.observing.lasts_s(entry) if self.live is not None else None,
             asked=entry.task.submitted_at,
             by_plan=True,
         )  # fmt: skip

@@ -48,12 +48,14 @@ class Tasks:
         self.requests = TaskRequests(self.lifecycle, self.plans, store, table, clock)
         self.runners = self.lifecycle.runners
         self.live: LivePlan | None = None  # None: by the rule of admission alone
-        self._parts = (admitting, table, clock)
+        self._parts = (admitting, table, clock, store)
 
     def plan(self, planner: Planner | None, nodes: Nodes, reports: SessionReports) -> None:
         """Let a planner decide from now on. Call it before `run`."""
-        admitting, table, clock = self._parts
-        self.live = LivePlan(self.lifecycle, admitting, table, nodes, reports, planner, clock)
+        admitting, table, clock, store = self._parts
+        self.live = LivePlan(
+            self.lifecycle, admitting, table, nodes, reports, planner, clock, store
+        )
         self.plans.live = self.live
         if planner is None:
             self.live.suspending.line_up = self.plans.line_up
