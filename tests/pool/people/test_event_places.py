@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shoal.pool.wire import people_messages as people
 from tests.support import programs
 from tests.support.pages import web
 from tests.support.pages.web import Browser
@@ -56,10 +57,16 @@ def test_a_members_program_and_a_guest_who_joins(pool: StandingPool, tmp_path: P
     assert "the quota of ana" in refused.err
 
     opened = cli(pool, "event", "open", "GPU hour", "--places", "2", "--memory", "40MiB")
-    event, code = opened["event"]["event"], opened["screen"]["code"]
-    cli(pool, "enrol", code, **ana)
+    event = opened["event"]["event"]
+
+    def code() -> str:
+        screen = pool.ask(people.ShowScreen(event))
+        assert isinstance(screen, people.Screen)
+        return screen.code
+
+    cli(pool, "enrol", code(), **ana)
     guest = Browser(pool)
-    assert guest.request("POST", "/v1/enrol", {"code": code, "name": "eva"}).status == 200
+    assert guest.request("POST", "/v1/enrol", {"code": code(), "name": "eva"}).status == 200
     entry = guest.request("POST", f"/v1/events/{event}/requests", {"own": "ab" * 16})
     assert entry.status == 200
     cli(pool, "event", "draw", event)
@@ -99,5 +106,5 @@ def test_a_members_program_and_a_guest_who_joins(pool: StandingPool, tmp_path: P
     )
     out, err = waiting.communicate(timeout=PATIENCE_S)
     assert out == f"{shown()['grant']['devices']}\n", err
-    people = {p["name"]: p["grant"] for p in cli(pool, "event", "show", event)["event"]["people"]}
-    assert people == {"ana": "open", "eva": "open"}
+    listed = {p["name"]: p["grant"] for p in cli(pool, "event", "show", event)["event"]["people"]}
+    assert listed == {"ana": "open", "eva": "open"}

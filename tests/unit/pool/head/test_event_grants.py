@@ -165,6 +165,24 @@ def test_a_grant_comes_on_top_of_a_quota() -> None:
     asyncio.run(life())
 
 
+def test_a_device_that_is_kept_is_not_free() -> None:
+    """An event that closes when devices are free does not count those of another's places."""
+
+    async def life() -> None:
+        world = World(2)
+        world.table.absent(1)
+        await world.grant(MEMBERS[0], minutes=10)
+        conditions = [people.EventCondition("devices", 1)]
+        event = (await world.ask(OWNER, people.OpenEvent("t", 1, "draw", conditions))).event
+        await world.pass_time(1)
+        assert (await world.ask(OWNER, people.ShowEvent(event))).state == "open"
+        await world.pass_time(600)
+        closed = await world.ask(OWNER, people.ShowEvent(event))
+        assert (closed.state, closed.closed_by) == ("closed", "when 1 device is free")
+
+    asyncio.run(life())
+
+
 def test_parts_of_a_grant_may_be_leased_one_by_one() -> None:
     async def life() -> None:
         world = World(2)
