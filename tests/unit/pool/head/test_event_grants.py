@@ -207,6 +207,7 @@ def test_a_revoked_winner_gives_back_what_was_kept() -> None:
         assert lease is not None
         world.head.people.revoke("m0")
         assert not world.table.leases
+        assert world.table.quotas["m0"] == Quota(0, None)
         assert world.table.grant(Request(1, client="other")).shares
 
     asyncio.run(life())
@@ -252,7 +253,7 @@ _STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(_STEPS)
 def test_whatever_happens_an_open_grant_can_be_used(steps: list[tuple[Any, ...]]) -> None:
     """Nobody gets more than was promised, and what is over keeps nothing."""

@@ -284,7 +284,9 @@ class EventGrants:
         """A member was revoked: what was kept for it is free."""
         for live in list(self._of.get(name, ())):
             self._end(live)
-        self._own_quota.pop(name, None)
+        own = self._own_quota.pop(name, None)
+        if own is not None:
+            self._table.quotas[name] = own
 
     # --- what people see ---------------------------------------------------------------------------
 
