@@ -2,7 +2,7 @@
 
     python -m bench.screenshots
 
-Writes docs/img/dashboard.png and docs/img/event.png. It needs what `make test-all` needs: chromium
+Writes docs/img/dashboard.png, memory.png and event.png. It needs what `make test-all` needs: chromium
 and `make web`.
 """
 
@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.support import programs
 from tests.support.pages import web
 from tests.support.pages.person import Person, signed_in
 from tests.support.pages.web import Browser
@@ -22,7 +23,10 @@ from tests.support.standing import StandingPool
 
 IMAGES = Path(__file__).parents[1] / "docs" / "img"
 WIDTH, HEIGHT = 1000, 760
-DEVICES = ("cpu,memory=256MiB,threads=1,name=fast", "cpu,memory=128MiB,threads=1,name=slow")
+DEVICES = (
+    "cpu,memory=256MiB,threads=1,name=fast",
+    "cpu,memory=128MiB,host=24MiB,disk=256MiB,threads=1,name=slow",
+)
 RUN_S = 25.0  # the charts have some samples then
 PROGRAM = """
 import sys, time, torch
@@ -37,6 +41,17 @@ while True:
     optimizer.step()
     print(f"loss {loss.item():.4f}", flush=True)
     time.sleep(0.2)
+"""
+TABLES = """
+import time, torch, shoal
+with shoal.connect(memory="32MiB"):
+    held = [torch.ones(2**20, 2, device="shoal") for _ in range(12)]  # 96 MiB
+    torch.shoal.synchronize()
+    print("holds", flush=True)
+    while True:
+        held[0] += 1
+        held[0].sum().item()
+        time.sleep(0.5)
 """
 GUESTS = ("Ana", "Ben", "Eva", "Ida", "Jo")
 
@@ -54,9 +69,15 @@ def take_pool(chromium: Any, pool: StandingPool) -> None:
     submit(pool, "sweep-1", "--memory", "64MiB", *program, "9000")
     submit(pool, "big", "--devices", "2", "--memory", "200MiB", *program, "100")
     submit(pool, "eval", "--memory", "220MiB", "--limit", "10m", *program, "100")
+    tables = programs.start(TABLES, SHOAL_POOL=pool.url)
+    assert tables.stdout is not None
+    tables.stdout.readline()
     person = signed_in(chromium, pool, viewport={"width": WIDTH, "height": HEIGHT})
     time.sleep(RUN_S)
     shoot(person, "", "dashboard")
+    shoot(person, "memory", "memory")
+    person.close()
+    tables.kill()
 
 
 def take_event(chromium: Any, pool: StandingPool) -> None:
@@ -69,13 +90,13 @@ def take_event(chromium: Any, pool: StandingPool) -> None:
         guest.request("POST", f"/v1/events/{made}/requests", {"own": f"{number:032x}"})
     person = signed_in(chromium, pool, viewport={"width": WIDTH, "height": HEIGHT})
     shoot(person, f"event/{made}/screen", "event")
+    person.close()
 
 
 def shoot(person: Person, path: str, name: str) -> None:
     person.open(path)
     time.sleep(2.0)  # for the charts and the QR code
     person.page.screenshot(path=IMAGES / f"{name}.png")
-    person.close()
     print(f"wrote docs/img/{name}.png")
 
 

@@ -125,8 +125,12 @@ def test_watch_suppose_and_cancel(chromium: Any, pool: StandingPool) -> None:
     person.page.get_by_role("region", name="Log").get_by_text("holds").wait_for()
     person.open("memory")
     for place in ("only", "host memory", "disk"):
-        strip = person.page.get_by_role("img", name=f"{place}:")
-        strip.locator("rect:not(.back)").first.wait_for(state="attached")
+        for picture in (f"{place}:", f"Addresses on {place}:"):
+            shown = person.page.get_by_role("img", name=picture).first
+            shown.locator("rect:not(.back)").first.wait_for(state="attached")
+    [begin] = person.page.locator(".ranges code").all_inner_texts()
+    assert int(begin, 16) % 2**52 == 0  # where the session's addresses begin
+    assert int(begin, 16) > 0
     person.until(
         """[...document.querySelectorAll("tbody tr")].some((row) => {
           const shown = [...row.cells].slice(4, 7).map((cell) => parseFloat(cell.innerText));

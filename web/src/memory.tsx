@@ -112,7 +112,7 @@ function AddressSpace({ status }: { status: Status }) {
         })}
       </div>
       <ol class="ranges key quiet" aria-label="Addresses from left to right">
-        {ranges.map(({ width, session }) => <li><code>{address(session.session)}</code> <Client name={session.client} /> {bytes(width)}</li>)}
+        {ranges.map(({ width, session }) => <li><code>{address(session.session)}</code> <Client name={session.client} /> <Program program={session.program} /> {bytes(width)}</li>)}
       </ol>
       <figcaption>From left to right: what programs have in their addresses, to scale, without the gaps between them. A program's own addresses are drawn by place; <code>shoal.memory.map()</code> in it names each tensor.</figcaption>
     </figure>

@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
+from shoal.pool.wire import people_messages as people
 from tests.support import programs
 from tests.support.pages import web
 from tests.support.pages.web import Browser
 from tests.support.standing import StandingPool
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+PATIENCE_S = 200.0
 USE = """
 import sys, torch, shoal
 with shoal.connect(wait=float(sys.argv[1]) or False) as lease:
@@ -55,10 +57,16 @@ def test_a_members_program_and_a_guest_who_joins(pool: StandingPool, tmp_path: P
     assert "the quota of ana" in refused.err
 
     opened = cli(pool, "event", "open", "GPU hour", "--places", "2", "--memory", "40MiB")
-    event, code = opened["event"]["event"], opened["screen"]["code"]
-    cli(pool, "enrol", code, **ana)
+    event = opened["event"]["event"]
+
+    def code() -> str:
+        screen = pool.ask(people.ShowScreen(event))
+        assert isinstance(screen, people.Screen)
+        return screen.code
+
+    cli(pool, "enrol", code(), **ana)
     guest = Browser(pool)
-    assert guest.request("POST", "/v1/enrol", {"code": code, "name": "eva"}).status == 200
+    assert guest.request("POST", "/v1/enrol", {"code": code(), "name": "eva"}).status == 200
     entry = guest.request("POST", f"/v1/events/{event}/requests", {"own": "ab" * 16})
     assert entry.status == 200
     cli(pool, "event", "draw", event)
@@ -67,14 +75,14 @@ def test_a_members_program_and_a_guest_who_joins(pool: StandingPool, tmp_path: P
     assert mine["grant"]["state"] == "open"
     [device] = mine["grant"]["devices"]
     both = programs.start(HOLD, "2", SHOAL_POOL=pool.url)
-    assert both.wait(60) != 0  # others get what is left
+    assert both.wait(PATIENCE_S) != 0  # others get what is left
     other = programs.start(HOLD, "1", SHOAL_POOL=pool.url)
     assert other.stdout is not None
     assert other.stdout.readline() == "holds\n"
     assert programs.succeed(USE, "0", **ana) == f"['{device}']\n"
     os.kill(pool.head_pid, signal.SIGKILL)
-    pool.until_whole(2)
-    assert programs.succeed(USE, "30", **ana) == f"['{device}']\n"
+    pool.until_whole(2, PATIENCE_S)
+    assert programs.succeed(USE, "200", **ana) == f"['{device}']\n"
 
     def shown() -> Any:
         return guest.request("GET", f"/v1/events/{event}").json["mine"]
@@ -91,10 +99,12 @@ def test_a_members_program_and_a_guest_who_joins(pool: StandingPool, tmp_path: P
     grant = shown()["grant"]
     assert (grant["state"], grant["holder"]) == ("waiting", "eva-laptop")
     assert grant["reasons"]
-    waiting = programs.start(USE, "90", **eva)
-    other.communicate("\n", timeout=60)
-    wait_until(lambda: shown()["grant"]["state"] == "open", 30, "eva's place has its device")
-    out, err = waiting.communicate(timeout=90)
+    waiting = programs.start(USE, "200", **eva)
+    other.communicate("\n", timeout=PATIENCE_S)
+    wait_until(
+        lambda: shown()["grant"]["state"] == "open", PATIENCE_S, "eva's place has its device"
+    )
+    out, err = waiting.communicate(timeout=PATIENCE_S)
     assert out == f"{shown()['grant']['devices']}\n", err
-    people = {p["name"]: p["grant"] for p in cli(pool, "event", "show", event)["event"]["people"]}
-    assert people == {"ana": "open", "eva": "open"}
+    listed = {p["name"]: p["grant"] for p in cli(pool, "event", "show", event)["event"]["people"]}
+    assert listed == {"ana": "open", "eva": "open"}

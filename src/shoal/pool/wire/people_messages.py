@@ -135,7 +135,7 @@ class GrantInfo(msgspec.Struct, frozen=True):
     holder: Name = ""  # the member who has it; for a guest, who joined with its code
     devices: Annotated[list[Name], Meta(max_length=32)] = []  # kept for the holder
     until: float | None = None  # Unix time
-    reasons: list[Text] = []  # why it waits
+    reasons: Annotated[list[Text], Meta(max_length=16)] = []  # why it waits
 
 
 class PersonInfo(msgspec.Struct, frozen=True):

@@ -165,6 +165,24 @@ def test_a_grant_comes_on_top_of_a_quota() -> None:
     asyncio.run(life())
 
 
+def test_a_device_that_is_kept_is_not_free() -> None:
+    """An event that closes when devices are free does not count those of another's places."""
+
+    async def life() -> None:
+        world = World(2)
+        world.table.absent(1)
+        await world.grant(MEMBERS[0], minutes=10)
+        conditions = [people.EventCondition("devices", 1)]
+        event = (await world.ask(OWNER, people.OpenEvent("t", 1, "draw", conditions))).event
+        await world.pass_time(1)
+        assert (await world.ask(OWNER, people.ShowEvent(event))).state == "open"
+        await world.pass_time(600)
+        closed = await world.ask(OWNER, people.ShowEvent(event))
+        assert (closed.state, closed.closed_by) == ("closed", "when 1 device is free")
+
+    asyncio.run(life())
+
+
 def test_parts_of_a_grant_may_be_leased_one_by_one() -> None:
     async def life() -> None:
         world = World(2)
@@ -189,6 +207,7 @@ def test_a_revoked_winner_gives_back_what_was_kept() -> None:
         assert lease is not None
         world.head.people.revoke("m0")
         assert not world.table.leases
+        assert world.table.quotas["m0"] == Quota(0, None)
         assert world.table.grant(Request(1, client="other")).shares
 
     asyncio.run(life())
@@ -234,7 +253,7 @@ _STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(_STEPS)
 def test_whatever_happens_an_open_grant_can_be_used(steps: list[tuple[Any, ...]]) -> None:
     """Nobody gets more than was promised, and what is over keeps nothing."""

@@ -284,7 +284,9 @@ class EventGrants:
         """A member was revoked: what was kept for it is free."""
         for live in list(self._of.get(name, ())):
             self._end(live)
-        self._own_quota.pop(name, None)
+        own = self._own_quota.pop(name, None)
+        if own is not None:
+            self._table.quotas[name] = own
 
     # --- what people see ---------------------------------------------------------------------------
 
@@ -307,7 +309,9 @@ class EventGrants:
         request = f"event-{kept.event.settings.event}-{name}"
         reasons = []
         if state == "waiting" and self._admitting.waits(request):
-            reasons = [r.text[: limits.TEXT_CHARS_MAX] for r in self._admitting.reasons(request)]
+            reasons = [
+                r.text[: limits.TEXT_CHARS_MAX] for r in self._admitting.reasons(request)[:16]
+            ]
         devices = self._table.devices
         names = [devices[n].name if n in devices else f"device {n}" for n in sorted(grant.shares)]
         return people.GrantInfo(state, grant.holder, names, grant.until, reasons)

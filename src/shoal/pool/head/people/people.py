@@ -101,8 +101,12 @@ class People:
         return self._is_member(name) and self._role_of(name) is None
 
     def _devices_free(self) -> int:
-        held = {share.device for granted in self._table.leases.values() for share in granted.shares}
-        return sum(d.number not in held for d in self._status().devices)
+        """Count the devices that nobody holds, and that are kept for nobody."""
+        table = self._table
+        return sum(
+            device.present and not table.sessions(number) and not table.reserved_bytes(number)
+            for number, device in table.devices.items()
+        )
 
     def _facts(self, names: list[str]) -> Mapping[str, Facts]:
         now = self._clock.now()
