@@ -186,3 +186,23 @@ def test_back_off_grows_only_with_failures_in_a_row(worked: list[bool]) -> None:
         assert delay_s <= 5.0
         assert one or delay_s >= before
         before = delay_s
+
+
+def test_a_lower_limit_lets_those_that_are_there_stay(listener: socket.socket) -> None:
+    """A head takes more at its start, when the clients of an earlier one come back at once."""
+    accepting = Accepting(listener, most=5, most_per_address=5)
+    clients = [connect(listener) for _ in range(4)]
+    accepting.run()
+    assert len(accepting.acceptor.pending) == 4
+    accepting.acceptor.limit(3, 2)
+    clients.append(connect(listener))
+    accepting.run()
+    assert len(accepting.acceptor.pending) == 4
+    assert clients[-1].recv(1) == b""
+    for pending in accepting.taken[:3]:
+        accepting.acceptor.release(pending)
+    clients.append(connect(listener))
+    accepting.run()
+    assert len(accepting.acceptor.pending) == 2
+    for client in clients:
+        client.close()

@@ -34,6 +34,7 @@ BEAT_S = 1.0
 SILENCE_S = 4.0  # without a beat; then the node, or the head, is lost
 RETRY_S = 0.25  # between attempts to connect or to bind
 RESUME_S = 10.0  # a client that lost its head returns within this, or its lease ends
+RETURNS_PER_S = 50  # handshakes that a head surely makes: after a restart it waits so much longer
 
 # --- head ------------------------------------------------------------------------------------------
 
@@ -41,6 +42,7 @@ ANONYMOUS_FRAME_BYTES_MAX = 8 * 1024  # a join request is under 2 KiB
 CONNECTIONS_MAX = 8192  # nodes and members together
 STRANGERS_MAX = 64  # pending connections: they have not authenticated
 STRANGERS_PER_ADDRESS_MAX = 16
+STRANGERS_AT_START_MAX = 512  # for the first RESUME_S: clients of an earlier head come back at once
 IDLE_S = 120.0  # a silent client without a lease
 LEASE_SILENCE_S = 30.0  # a silent remote client with a lease; then it counts as gone
 GRANT_S = 3.0  # from a grant to the device server's confirmation

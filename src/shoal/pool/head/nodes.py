@@ -53,11 +53,11 @@ class Nodes:
         ] = {}  # by number; agents report them after their hello
         self._infos: dict[int, tuple[int, messages.DeviceInfo]] = {}  # with the device's version
 
-    def expect(self, numbers: set[int], now: float) -> None:
-        """Expect the nodes of an earlier head's leases to come back."""
+    def expect(self, numbers: set[int], served: float) -> None:
+        """Expect the nodes of an earlier head's leases to come back; their silence counts from then."""
         for number, (node, _) in self.store.devices().items():
             if number in numbers:
-                self.nodes.setdefault(node, Node(node, starting=False, heard=now))
+                self.nodes.setdefault(node, Node(node, starting=False, heard=served))
 
     @property
     def starting(self) -> bool:

@@ -84,6 +84,10 @@ class Acceptor(Generic[Pending]):
         self._is_local = listener.family == socket.AF_UNIX
         loop.add_reader(listener, self._accept)
 
+    def limit(self, most: int, most_per_address: int) -> None:
+        """Take fewer pending connections from now on; those that are there stay."""
+        self._most, self._most_per_address = most, most_per_address
+
     def _accept(self) -> None:
         try:
             sock, address = self._listener.accept()

@@ -154,9 +154,11 @@ class Listener:
             self._loop,
             PendingConnection,
             self._accepted,
-            most=limits.STRANGERS_MAX,
-            most_per_address=limits.STRANGERS_PER_ADDRESS_MAX,
+            most=limits.STRANGERS_AT_START_MAX,
+            most_per_address=limits.STRANGERS_AT_START_MAX,
         )
+        self._loop.call_later(limits.RESUME_S, self._acceptor.limit, limits.STRANGERS_MAX,
+                              limits.STRANGERS_PER_ADDRESS_MAX)  # fmt: skip
 
     def _accepted(self, pending: PendingConnection) -> None:
         if self._context is not None and len(self._tasks) >= limits.CONNECTIONS_MAX:
