@@ -135,6 +135,7 @@ std::vector<Stream> seeds() {
                     tagWord(Tag::kBool, 0)};
   Words scalar = matrix;
   scalar.push_back(tagWord(Tag::kHostScalar, 6, 0, wire::kTensorWrapped));
+  const Words settings = wire::body(wire::Settings{});
   const Words a = message(Kind::kAllocate, {address(1), 64});
   const Words b = message(Kind::kAllocate, {address(2), 64});
   return {
@@ -162,8 +163,8 @@ std::vector<Stream> seeds() {
        message(Kind::kEventElapsed, {1, 2}), message(Kind::kEventQuery, {1}),
        message(Kind::kEventQuery, {0}), message(Kind::kFetchAdd, {0, 0, 4, 0, 1, 1, 6}),
        message(Kind::kEventDrop, {1}), message(Kind::kStats, {}), message(Kind::kSync, {}),
-       message(Kind::kForget, {}), message(Kind::kTrim, {}), message(Kind::kBackward, {1, 0}),
-       message(Kind::kGraphDrop, {1})},
+       message(Kind::kSettings, settings), message(Kind::kForget, {}), message(Kind::kTrim, {}),
+       message(Kind::kBackward, {1, 0}), message(Kind::kGraphDrop, {1})},
   };
 }
 

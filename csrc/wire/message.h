@@ -52,6 +52,7 @@ enum class Kind : uint16_t {
   kEventQuery = 33,
   kFetchAdd = 34,
   kLoad = 35,
+  kSettings = 36,
 };
 inline constexpr const char* kKindNames[] = {
     "pad",           "prepare",        "call",         "bind",           "allocate",
@@ -61,9 +62,9 @@ inline constexpr const char* kKindNames[] = {
     "sync",          "stats",          "forget",       "backward",       "graph_drop",
     "trim",          "export",         "fetch",        "generator_save", "generator_load",
     "share",         "open",           "unshare",      "event_query",    "fetch_add",
-    "load"};
+    "load",          "settings"};
 inline constexpr uint16_t kKindsEnd = std::size(kKindNames);
-static_assert(kKindsEnd == static_cast<uint16_t>(Kind::kLoad) + 1);
+static_assert(kKindsEnd == static_cast<uint16_t>(Kind::kSettings) + 1);
 
 enum class ErrorKind : uint16_t {
   kNone = 0,

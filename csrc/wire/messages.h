@@ -8,6 +8,7 @@
 #include "wire/codec.h"
 #include "wire/limits.h"
 #include "wire/replies.h"
+#include "wire/settings.h"
 
 namespace shoal::wire {
 
@@ -362,11 +363,12 @@ struct Stats {
   void layout(auto&) {}
 };
 
-using Messages = MessageList<Prepare, Call, Bind, Allocate, Free, Adopt, Write, CopyIn, CopyOut,
-                             CopyWithin, Read, Locate, Seed, GeneratorGet, GeneratorSet,
-                             GeneratorDrop, EventRecord, EventElapsed, EventDrop, Sync, Stats,
-                             Forget, Backward, GraphDrop, Trim, Export, Fetch, GeneratorSave,
-                             GeneratorLoad, Share, Open, Unshare, EventQuery, FetchAdd, Load>;
+using Messages =
+    MessageList<Prepare, Call, Bind, Allocate, Free, Adopt, Write, CopyIn, CopyOut, CopyWithin,
+                Read, Locate, Seed, GeneratorGet, GeneratorSet, GeneratorDrop, EventRecord,
+                EventElapsed, EventDrop, Sync, Stats, Forget, Backward, GraphDrop, Trim, Export,
+                Fetch, GeneratorSave, GeneratorLoad, Share, Open, Unshare, EventQuery, FetchAdd,
+                Load, Settings>;
 
 // By kind: whether the worker answers. A call is answered if it learns.
 inline constexpr auto kReplies = [] {

@@ -112,6 +112,11 @@ ABSURD = [
     message(Kind.LOAD),
     message(Kind.LOAD, 1 << 30, 8, 7, 0),
     message(Kind.LOAD, MASK, MASK, MASK, MASK),
+    message(Kind.SETTINGS),
+    message(Kind.SETTINGS, 6, MASK, *[0] * 19),
+    message(Kind.SETTINGS, 3, 0, *[0] * 19),  # a default dtype of integers
+    message(Kind.SETTINGS, 6, 0, 9, *[0] * 18),
+    message(Kind.SETTINGS, 6, 0, *[0] * 7, 1, 1, 2, 3, 4, *[0] * 7),
     message(Kind.PREPARE, MASK, MASK),
     message(Kind.PREPARE, 1 << 20, 0),
     message(Kind.PREPARE, 0 | (4000 << 32), 0, *[0] * 500),

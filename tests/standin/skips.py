@@ -19,6 +19,10 @@ SKIPS: dict[str, tuple[str, ...]] = {
         "test_random.py::test_state_is_that_of_a_local_generator",
         "test_random.py::test_initialisation_of_a_module_on_the_device_is_that_of_a_local_one",
     ),
+    "an accelerator does not have the CPU's mode for denormal numbers": (
+        "test_settings.py::test_denormals_are_flushed_where_the_program_flushes_them",
+        "test_settings.py::test_another_thread_has_its_own_mode",
+    ),
     "attention is composed off the CPU, which rounds otherwise in half precision": (
         "test_modules.py::test_models_in_other_precisions",
     ),

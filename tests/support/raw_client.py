@@ -62,6 +62,7 @@ class Kind(IntEnum):
     EVENT_QUERY = 33
     FETCH_ADD = 34
     LOAD = 35
+    SETTINGS = 36
 
 
 # The words of each kind after the header. "a|b" are the lower and the upper half of a word; "a…" is of
@@ -102,6 +103,10 @@ WORDS = {
     Kind.EVENT_QUERY: "event",
     Kind.FETCH_ADD: "to from bytes peer written exported dtype",
     Kind.LOAD: "address bytes reader offset",
+    Kind.SETTINGS: "default_dtype flags "
+    + "precision " * 7
+    + "attention " * 5
+    + "cudnn_benchmark_limit cudnn_depthwise fp16_reduction bf16_reduction linalg blas rocm_attention",
 }
 
 

@@ -62,7 +62,7 @@ void CallTemplate::add(const c10::IValue& value, bool number) {
   } else if (value.isInt()) {
     addNumber(number ? Tag::kIntFree : Tag::kInt, static_cast<uint64_t>(value.toInt()), !number);
   } else if (value.isDouble()) {
-    const bool keyed = info_->number_decides_shape || info_->constant_answer;
+    const bool keyed = info_->number_decides_shape;
     addNumber(keyed ? Tag::kFloatKeyed : Tag::kFloat, wire::asWord(value.toDouble()), keyed);
   } else if (value.isBool()) {
     wire::appendBool(key_, value.toBool());

@@ -148,61 +148,9 @@ void recordLearnt(const Issue& issue, bool repeatable, const std::vector<OutputM
                   c10::ArrayRef<wire::Address> addresses, const Lock& held) {
   Observer* observer = Observer::current();
   if (observer == nullptr) return;
+  if (issue.info.asks_kernel) return;  // equal devices give equal answers
   if (!repeatable) return observer->fail("the device is asked for a shape that depends on values");
-  if (issue.info.constant_answer) return;  // a number, which every device gives
   observer->called(issue.info, issue.call, issue.graph, outputs, addresses, held);
-}
-
-// The outputs are not known: the worker runs the call and tells.
-void learn(const Issue& issue) {
-  Member& member = *issue.member;
-  Session& session = issue.call.session();
-  std::unique_lock one_at_a_time(member.learning(), std::defer_lock);
-  for (Wait wait; !one_at_a_time.try_lock_for(std::chrono::milliseconds(50));) wait.look();
-  uint32_t id;
-  uint64_t sequence;
-  {
-    const Lock held = session.lock();
-    session.makeRoom(member, issue.call.uses(), 0, held);
-    CachedCall* cached = member.cache().find(issue.call.hash(issue.info), &issue.info,
-                                             issue.call.key().data(), issue.call.key().size());
-    TORCH_INTERNAL_ASSERT(cached != nullptr);
-    id = cached->id;
-    sequence = post(issue, id, wire::kFlagLearn, {}, held);
-    ++member.traffic(held).round_trips;
-  }
-  const auto payload = member.await(sequence);
-  wire::Reader reader(payload.data(), payload.size());
-  std::vector<OutputMeta> outputs;
-  std::vector<c10::IValue> scalars;
-  bool repeatable = !issue.info.dynamic;
-  while (reader.remaining() > 0) {
-    outputs.push_back(parseMeta(reader));
-    if (outputs.back().kind == OutputKind::kScalar) scalars.push_back(parseScalar(reader));
-    const bool changes = outputs.back().kind == OutputKind::kScalar && !issue.info.constant_answer;
-    repeatable = repeatable && !changes && outputs.back().kind != OutputKind::kResized;
-  }
-  c10::SmallVector<wire::Address, 4> addresses;
-  {
-    const Lock held = session.lock();
-    mintOutputs(issue, outputs, addresses, held);
-    const uint64_t bound = member.post(wire::Bind{addresses}, held);
-    for (const wire::Address address : addresses) {
-      if (address != 0) session.made(address, member, bound, held);
-    }
-    recordLearnt(issue, repeatable, outputs, addresses, held);
-    CachedCall* cached = member.cache().find(issue.call.hash(issue.info), &issue.info,
-                                             issue.call.key().data(), issue.call.key().size());
-    if (repeatable && cached != nullptr && cached->id == id) {
-      cached->outputs = outputs;
-      cached->answer = scalars;
-      cached->known = true;
-      if (!issue.info.constant_answer) {
-        postPrepare(member, issue.info, issue.call.key(), *cached, held);
-      }
-    }
-  }
-  finish(issue, outputs, addresses, scalars, nullptr);
 }
 
 // Makes room for the call in the cache and tells the worker of it.
@@ -227,6 +175,56 @@ CachedCall* prepare(const Issue& issue, uint64_t hash, Lock& held) {
   return cached;
 }
 
+// The outputs are not known: the worker runs the call and tells.
+void learn(const Issue& issue) {
+  Member& member = *issue.member;
+  Session& session = issue.call.session();
+  std::unique_lock one_at_a_time(member.learning(), std::defer_lock);
+  for (Wait wait; !one_at_a_time.try_lock_for(std::chrono::milliseconds(50));) wait.look();
+  uint32_t id;
+  uint64_t sequence;
+  {
+    Lock held = session.lock();
+    CachedCall* cached = member.cache().find(issue.call.hash(issue.info), &issue.info,
+                                             issue.call.key().data(), issue.call.key().size());
+    // Another thread may have emptied the cache.
+    if (cached == nullptr) cached = prepare(issue, issue.call.hash(issue.info), held);
+    id = cached->id;
+    session.makeRoom(member, issue.call.uses(), 0, held);
+    sequence = post(issue, id, wire::kFlagLearn, {}, held);
+    ++member.traffic(held).round_trips;
+  }
+  const auto payload = member.await(sequence);
+  wire::Reader reader(payload.data(), payload.size());
+  std::vector<OutputMeta> outputs;
+  std::vector<c10::IValue> scalars;
+  bool repeatable = !issue.info.dynamic;
+  while (reader.remaining() > 0) {
+    outputs.push_back(parseMeta(reader));
+    if (outputs.back().kind == OutputKind::kScalar) scalars.push_back(parseScalar(reader));
+    repeatable = repeatable && outputs.back().kind != OutputKind::kScalar &&
+                 outputs.back().kind != OutputKind::kResized;
+  }
+  c10::SmallVector<wire::Address, 4> addresses;
+  {
+    const Lock held = session.lock();
+    mintOutputs(issue, outputs, addresses, held);
+    const uint64_t bound = member.post(wire::Bind{addresses}, held);
+    for (const wire::Address address : addresses) {
+      if (address != 0) session.made(address, member, bound, held);
+    }
+    recordLearnt(issue, repeatable, outputs, addresses, held);
+    CachedCall* cached = member.cache().find(issue.call.hash(issue.info), &issue.info,
+                                             issue.call.key().data(), issue.call.key().size());
+    if (repeatable && cached != nullptr && cached->id == id) {
+      cached->outputs = outputs;
+      cached->known = true;
+      postPrepare(member, issue.info, issue.call.key(), *cached, held);
+    }
+  }
+  finish(issue, outputs, addresses, scalars, nullptr);
+}
+
 Issued issue(Issue issue) {
   Session& session = issue.call.session();
   const uint64_t hash = issue.call.hash(issue.info);
@@ -235,6 +233,7 @@ Issued issue(Issue issue) {
   Lock held = session.lock();
   Member& member = session.place(issue.call.uses(), issue.call.device().index(), 0, held);
   issue.member = &member;
+  member.bringSettings(issue.info.reads_precisions, held);
   CachedCall* cached = member.cache().find(hash, &issue.info, key.data(), key.size());
   if (cached == nullptr) cached = prepare(issue, hash, held);
   if (!cached->known) {
@@ -246,10 +245,6 @@ Issued issue(Issue issue) {
     return {&member, &session, cached->outputs};
   }
   c10::SmallVector<wire::Address, 4> addresses;
-  if (issue.info.constant_answer) {
-    finish(issue, cached->outputs, addresses, cached->answer, &held);
-    return {&member, &session, {}};
-  }
   mintOutputs(issue, cached->outputs, addresses, held);
   session.makeRoom(member, issue.call.uses(), freshBytes(cached->outputs), held);
   post(issue, cached->id, 0, addresses, held);

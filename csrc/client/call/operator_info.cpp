@@ -55,7 +55,8 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& handle) : op(handle) {
                   startsWith(name, "aten::_fused_sgd") ||
                   startsWith(name, "aten::_fused_adagrad") ||
                   startsWith(name, "aten::_amp_foreach_");
-  constant_answer = name == "aten::_fused_sdp_choice";
+  reads_precisions = !foreach_lists && !op.hasTag(at::Tag::pointwise);
+  asks_kernel = name == "aten::_fused_sdp_choice";
   number_decides_shape = startsWith(name, "aten::arange") || startsWith(name, "aten::range") ||
                          startsWith(name, "aten::linspace") || startsWith(name, "aten::logspace");
   takes_host_index = startsWith(name, "aten::index") || startsWith(name, "aten::_index_put") ||

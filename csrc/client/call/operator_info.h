@@ -20,8 +20,9 @@ struct OperatorInfo {
   bool writes_only = false;           // every return is a mutated argument, and none may be resized
   bool has_out = false;               // takes `out=`, which the operator may resize
   bool structured = false;            // torch has a C++ shape function that we can reach
-  bool constant_answer = false;       // returns a number that depends on shapes only
+  bool asks_kernel = false;           // which attention kernel: no answer for a captured call
   bool random = false;                // draws random numbers
+  bool reads_precisions = false;      // may multiply float32 matrices with less precision
   bool foreach_lists = false;         // `_foreach_` and `_fused_`: what it does, item by item
   bool dynamic = false;               // output shapes depend on data
   bool number_decides_shape = false;  // arange and its kin: Scalars belong to the key

@@ -28,7 +28,6 @@ struct CachedCall {
   uint32_t id = 0;
   bool known = false;  // the outputs are known; otherwise every call asks the worker for them
   std::vector<OutputMeta> outputs;
-  std::vector<c10::IValue> answer;  // numbers that the operator returned; they never change
 };
 
 class CallCache {

@@ -56,6 +56,17 @@ Member::Member(MemberOptions options, Members& members, uint32_t number)
 
 // --- messages
 
+void Member::bringSettings(bool precisions, const Lock& held) {
+  const uint8_t dtype_before = settings_.told().default_dtype;
+  if (!settings_.changed(precisions)) return;
+  const wire::Settings& settings = settings_.told();
+  if (settings.default_dtype != dtype_before) {  // it decides the dtypes of outputs
+    cache_.clear();
+    post(wire::Forget{}, held);
+  }
+  post(settings, held);
+}
+
 Lock Member::lockMembers() const {
   return members_.lock();
 }

@@ -19,6 +19,7 @@
 #include "client/member/reported_failures.h"
 #include "client/member/request_queue.h"
 #include "client/member/traffic.h"
+#include "client/settings/program_settings.h"
 #include "memory/shared_memory.h"
 #include "network/client_link.h"
 #include "transport/location_table.h"
@@ -61,6 +62,9 @@ class Member {
   }
   RequestQueue& requests(const Lock&) { return requests_; }
   CallCache& cache() { return cache_; }
+  // Before each call: tells the worker what the program has changed in torch since the last one.
+  // `precisions`: the call depends on that of float32. May empty the call cache.
+  void bringSettings(bool precisions, const Lock& held);
   // Held from a learning call to the kBind that names its outputs: those of the last such call.
   std::timed_mutex& learning() { return learning_; }
 
@@ -149,6 +153,7 @@ class Member {
   ReportedFailures failures_;
   uint64_t passed_shared_ = 0;  // shared memories so far
   CallCache cache_;
+  ProgramSettings settings_;
   std::timed_mutex learning_;
 };
 

@@ -262,6 +262,7 @@ void Replay::until(size_t mark) {
 void Replay::replay(const Capture::Call& call, const Lock& held) {
   const Capture& from = *capture_;
   const auto key = slice(from.words_, call.key);
+  member_->bringSettings(call.info->reads_precisions, held);
   CallCache& cache = member_->cache();
   CachedCall* cached = cache.find(call.hash, call.info, key.data(), key.size());
   if (cached == nullptr) {

@@ -17,6 +17,7 @@
 
 #include "client/call/operator_info.h"
 #include "client/dispatch/dispatch.h"
+#include "client/settings/program_settings.h"
 #include "client/tensor/tensor.h"
 #include "client/torch/worker_graph.h"
 
@@ -123,6 +124,10 @@ class AttentionChoices {
                            bool grouped) {
     Features features{static_cast<int64_t>(sessionOf(query).number()), dropout > 0, causal, grouped,
                       key.size(2) == value.size(2)};
+    const wire::Settings settings = programSettings();  // which kernels may be chosen
+    features.push_back(static_cast<int64_t>(settings.flags));
+    features.insert(features.end(), settings.attention_order.begin(),
+                    settings.attention_order.end());
     for (const at::Tensor* tensor : {&query, &key, &value}) {
       features.insert(features.end(), {static_cast<int64_t>(tensor->scalar_type()),
                                        tensor->size(0) == query.size(0), tensor->size(0) == 0,

@@ -1,8 +1,10 @@
 // Operators that change only a tensor's description: factories without values, views, resizing.
 // They send nothing; the worker learns of a segment when a call uses it.
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/Functions.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/unfold_native.h>
@@ -13,6 +15,7 @@
 
 #include "client/call/output_shapes.h"
 #include "client/space/devices.h"
+#include "client/tensor/shape_inference.h"
 #include "client/tensor/sharded_tensor.h"
 #include "client/tensor/tensor.h"
 #include "client/torch/kernels.h"
@@ -41,13 +44,26 @@ void checkFactory(std::optional<c10::Layout> layout, std::optional<bool> pin_mem
               "only CPU tensors can be pinned; leave out pin_memory, or leave out the device");
 }
 
+// A program that asked torch for deterministic algorithms gets memory with known values.
+bool wantsKnownValues() {
+  const at::Context& context = at::globalContext();
+  return context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory() &&
+         !ShapeInference::active();
+}
+
+at::Tensor filled(at::Tensor tensor) {
+  if (wantsKnownValues()) at::native::fill_empty_deterministic_(tensor);
+  return tensor;
+}
+
 at::Tensor empty(at::IntArrayRef size, std::optional<c10::ScalarType> dtype,
                  std::optional<c10::Layout> layout, std::optional<c10::Device> device,
                  std::optional<bool> pin_memory, std::optional<c10::MemoryFormat> format) {
   checkFactory(layout, pin_memory);
   const OnDevice here(device);
   const RowHint rows(size, c10::dtype_or_default(dtype));
-  return at::detail::empty_generic(size, allocator(), kKeys, c10::dtype_or_default(dtype), format);
+  return filled(
+      at::detail::empty_generic(size, allocator(), kKeys, c10::dtype_or_default(dtype), format));
 }
 
 at::Tensor emptyStrided(at::IntArrayRef size, at::IntArrayRef stride,
@@ -56,8 +72,8 @@ at::Tensor emptyStrided(at::IntArrayRef size, at::IntArrayRef stride,
   checkFactory(layout, pin_memory);
   const OnDevice here(device);
   const RowHint rows(size, stride, c10::dtype_or_default(dtype));
-  return at::detail::empty_strided_generic(size, stride, allocator(), kKeys,
-                                           c10::dtype_or_default(dtype));
+  return filled(at::detail::empty_strided_generic(size, stride, allocator(), kKeys,
+                                                  c10::dtype_or_default(dtype)));
 }
 
 void growFor(c10::TensorImpl* impl, uint64_t bytes) {
@@ -73,9 +89,11 @@ const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef size,
     TORCH_CHECK(n >= 0, "Trying to create tensor with negative dimension ", n, ": ", size);
     TORCH_CHECK(!__builtin_mul_overflow(elements, n, &elements), "resize_: the size overflows");
   }
+  const auto before = static_cast<int64_t>(impl->unsafe_storage().nbytes());
   growFor(impl, static_cast<uint64_t>(elements + self.storage_offset()) * self.itemsize());
   impl->set_sizes_contiguous(size);
   if (format.has_value()) impl->empty_tensor_restride(*format);
+  if (wantsKnownValues()) at::native::fill_resize_deterministic_(self, before);
   return self;
 }
 

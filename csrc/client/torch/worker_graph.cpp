@@ -80,6 +80,7 @@ class RecordedBackward final : public torch::autograd::Node {
       for (size_t i = 0; i < std::min(outputs_, grads.size()); ++i) {
         if (grads[i].defined()) gradients[i] = addressOf(grads[i]);
       }
+      stream->bringSettings(/*precisions=*/true, held);
       const uint64_t sequence = stream->post(wire::Backward{graph_, gradients, made}, held);
       for (const wire::Address address : made) {
         if (address != 0) session->made(address, *stream, sequence, held);

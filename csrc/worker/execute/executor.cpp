@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "transport/ring.h"
+#include "worker/calls/settings.h"
 #include "worker/failure/failure.h"
 
 namespace shoal::worker {
@@ -120,6 +121,7 @@ void Executor::run(wire::Words message, uint64_t sequence) {
       [&](const Share& m) { sharing_.share(m); },
       [&](const Open& m) { sharing_.open(m, sequence); },
       [&](const Unshare& m) { sharing_.unshare(m); },
+      [&](const wire::Settings& m) { applySettings(m); },
       [&](const Trim&) { trim(); },
   };
   if (!Messages::decode(message, handlers)) {

@@ -26,6 +26,7 @@
 #include "transport/ring.h"
 #include "wire/limits.h"
 #include "worker/accelerator/start.h"
+#include "worker/calls/settings.h"
 #include "worker/execute/executor.h"
 #include "worker/memory/arena.h"
 #include "worker/shared/reader_memory.h"
@@ -242,6 +243,7 @@ void Worker::serve() {
 
   if (state_->arena != nullptr) c10::SetAllocator(c10::DeviceType::CPU, state_->arena.get(), 255);
   startDevice(c10::Device(options.device));
+  applySettings({});
   at::set_num_threads(options.threads);
   const c10::AutoGradMode no_grad(false);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
