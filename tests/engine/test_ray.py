@@ -246,6 +246,19 @@ def test_doctor_names_the_engine_and_its_parts(pool: OnRay) -> None:
     assert len(found) == 1 + len(parts(pool))
 
 
+def test_a_port_that_is_taken_is_named_and_nothing_is_left(pool: OnRay) -> None:
+    """The other pool has it."""
+    ray = pool.ray
+    before = len(ray.of_shoal())
+    done = ray.head.run(
+        *shoal_command("up", "--name", "second", "--engine", "ray", "--address", ray.address),
+        "--device", "cpu,memory=16MiB,threads=1",
+    )  # fmt: skip
+    assert done.code == 1
+    assert "cannot listen at" in done.err
+    wait_until(lambda: len(ray.of_shoal()) == before, 30, "nothing of the second pool is left")
+
+
 def test_down_leaves_nothing(pool: OnRay) -> None:
     assert "has ended" in pool.ray.head.shoal("down", "--name", "on-ray")
     assert not [pid for node in range(3) for pid in _shoal_on(pool.ray, node)]

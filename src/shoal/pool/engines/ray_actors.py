@@ -147,6 +147,7 @@ class HeadActor:
     def _prepare(self, one: Supervised) -> None:
         if self._lock is None:
             self._lock = Lock(Path(self._order.lock))
+        paths.make_directory(Path(self._order.head.state))
 
     # --- calls -------------------------------------------------------------------------------------
 

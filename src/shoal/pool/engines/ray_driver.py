@@ -148,7 +148,7 @@ class RayEngine:
         """Wait for the head and the first agent. Raise with the reasons if they do not come."""
         deadline = time.monotonic() + limits.ENGINE_START_S
         parts: list[Placed] = []
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not _hopeless(parts):
             with suppress(RayError):  # the actor itself is starting
                 rows = ray.get(actor.list.remote(), timeout=limits.ENGINE_CALL_S)
                 parts = [Placed(*row) for row in rows]
@@ -160,9 +160,13 @@ class RayEngine:
         if not any(p.part == "agent" for p in parts):
             why = self.without_agent(pool)
             reasons += "; no node is fit: " + "; ".join(f"{n}: {r}" for n, r in why.items())
-        raise PoolStartError(
-            f"the pool was not ready in {limits.ENGINE_START_S:g} s: {reasons or 'Ray runs no actor'}"
-        )
+        raise PoolStartError(f"the pool was not ready in time: {reasons or 'Ray runs no actor'}")
+
+
+def _hopeless(parts: list[Placed]) -> bool:
+    """Return whether the head has failed to start so often that it would fail for ever."""
+    failing = (p for p in parts if p.part == "head" and "did not start" in p.problem)
+    return any(p.restarts + 1 >= limits.START_ATTEMPTS_MAX for p in failing)
 
 
 def wants_token(address: str) -> bool | None:

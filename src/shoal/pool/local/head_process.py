@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import asyncio.sslproto as sslproto
 import errno
 import logging
 import os
@@ -17,7 +18,7 @@ import msgspec
 
 from shoal.errors import PoolStartError, ShoalError
 from shoal.pool.access import codes
-from shoal.pool.base import log, paths, process
+from shoal.pool.base import limits, log, paths, process
 from shoal.pool.base.addresses import family, join_address
 from shoal.pool.head import metrics
 from shoal.pool.head.head import Head
@@ -78,6 +79,8 @@ def make_head(options: Options) -> tuple[Head, tls.Identity | None]:
 
 
 async def serve(options: Options) -> None:
+    # Each TLS connection keeps a buffer of this size, by default of 256 KiB.
+    sslproto.SSLProtocol.max_size = limits.READ_BYTES
     head, identity = make_head(options)
     local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     local.bind(paths.socket_name(paths.local_pool_id(options.pool), "head"))
