@@ -93,6 +93,7 @@ void bindWorker(py::module_& m) {
   m.attr("EXIT_FAILED") = static_cast<int>(transport::Ending::kFailed);
   m.attr("EXIT_CLIENT_ENDED") = static_cast<int>(transport::Ending::kClientEnded);
   m.attr("EXIT_CLIENT_CLOSED") = static_cast<int>(transport::Ending::kClientClosed);
+  m.attr("EXIT_DEVICE_FAILED") = static_cast<int>(transport::Ending::kDeviceFailed);
   m.attr("EXIT_CLIENT_SILENT") = static_cast<int>(transport::Ending::kClientSilent);
   py::class_<network::ArrivalsOptions>(m, "ArrivalsOptions",
                                        "Who may open data connections to a worker.")

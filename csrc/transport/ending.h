@@ -11,6 +11,7 @@ enum class Ending : int {
   kClientEnded = 3,   // the client's process is gone
   kClientClosed = 4,  // the client closed the connection; a remote process may also be gone
   kClientSilent = 5,  // the network between the two is cut
+  kDeviceFailed = 6,  // the accelerator's context is lost; the last words are the device's own
 };
 
 // Sets the descriptor for the last words, a pipe to the device server. -1: nobody reads them.

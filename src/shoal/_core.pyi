@@ -11,6 +11,7 @@ EXIT_FAILED: int  # of a worker: csrc/transport/ending.h
 EXIT_CLIENT_ENDED: int
 EXIT_CLIENT_CLOSED: int
 EXIT_CLIENT_SILENT: int
+EXIT_DEVICE_FAILED: int
 
 # --- layouts that C++ owns ---
 # By name: the number of the kind, and its fields with their offset in the message and their bytes. An

@@ -5,9 +5,11 @@
 #include <cstring>
 
 #include "base/clock.h"
+#include "transport/ending.h"
 #include "transport/ring.h"
 #include "worker/calls/settings.h"
 #include "worker/failure/failure.h"
+#include "worker/failure/lost_context.h"
 
 namespace shoal::worker {
 
@@ -72,6 +74,14 @@ void Executor::handle(const std::vector<uint64_t>& message, uint64_t sequence) {
 
 void Executor::fail(std::exception_ptr error, uint64_t sequence) {
   const bool in_call = replies_.kind() == Kind::kCall || replies_.kind() == Kind::kBackward;
+  const std::string lost = lostContext(error, memory_.device().device(), in_call);
+  if (!lost.empty()) {
+    const size_t kind = static_cast<size_t>(replies_.kind());
+    transport::endProcess(transport::Ending::kDeviceFailed,
+                          lost + ". It showed in " +
+                              (in_call ? calls_.operatorName() : wire::kKindNames[kind]) +
+                              ". An earlier call may be the cause; SHOAL_BLOCKING=1 finds it");
+  }
   replies_.fail(describe(std::move(error), sequence, in_call ? calls_.operatorName() : ""));
 }
 

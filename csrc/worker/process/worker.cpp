@@ -28,6 +28,7 @@
 #include "worker/accelerator/start.h"
 #include "worker/calls/settings.h"
 #include "worker/execute/executor.h"
+#include "worker/failure/lost_context.h"
 #include "worker/memory/arena.h"
 #include "worker/shared/reader_memory.h"
 
@@ -276,6 +277,9 @@ void Worker::serve() {
   } catch (const transport::PeerLost&) {
     transport::endWithClient(options.socket, options.client_pidfd);
   } catch (const std::exception& error) {
+    const std::string lost =
+        lostContext(std::current_exception(), c10::Device(options.device), /*in_operator=*/false);
+    if (!lost.empty()) transport::endProcess(transport::Ending::kDeviceFailed, lost);
     // The stream itself is broken: there is no next message to go on with.
     transport::logError("session " + std::to_string(options.session) + " ends: " + error.what());
     transport::endProcess(transport::Ending::kFailed, error.what());

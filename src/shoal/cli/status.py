@@ -22,6 +22,7 @@ from shoal.pool.wire import messages
 from shoal.schedule.model.device_profile import DeviceProfile
 from shoal.units import show_bytes
 
+GPU_HEADS = ["in use by all", "busy", "heat", "power"]
 SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64"}
 
 
@@ -72,12 +73,29 @@ def print_devices(
         for d in found
     ]  # fmt: skip
     heads = ["#", "device", "node", "kind", "memory", "free", "sessions", "speed", "threads"]
+    if any(d.gpu for d in found):
+        heads += GPU_HEADS
+        for device, row in zip(found, rows, strict=True):
+            row += gpu_cells(device.gpu)
     if profiles:
         dtypes = list(dict.fromkeys(t for p in profiles.values() for t in p.flops_per_s))
         heads += [*(f"{SHORT.get(t, t)} GFLOP/s" for t in dtypes), "GB/s", "host GB/s"]
         for device, row in zip(found, rows, strict=True):
             row += _speeds(profiles.get(device.number), dtypes)
     print_table(heads, rows)
+
+
+def gpu_cells(gpu: messages.GpuState | None) -> list[str]:
+    """Return what a GPU's driver says of it, as GPU_HEADS."""
+    if gpu is None:
+        return ["-"] * len(GPU_HEADS)
+    watts = f"{gpu.watts:.0f}" if gpu.watts is not None else "-"
+    return [
+        f"{show_bytes(gpu.used_bytes)} of {show_bytes(gpu.total_bytes)}",
+        f"{gpu.busy:.0%}" if gpu.busy is not None else "-",
+        f"{gpu.celsius} °C" if gpu.celsius is not None else "-",
+        f"{watts} of {gpu.watts_max:.0f} W" if gpu.watts_max is not None else f"{watts} W",
+    ]
 
 
 def _speeds(profile: DeviceProfile | None, dtypes: list[str]) -> list[str]:

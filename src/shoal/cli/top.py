@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shoal.cli.common import ago, json_option, pool_option, pool_url, print_json
-from shoal.cli.status import read_status
+from shoal.cli.status import GPU_HEADS, gpu_cells, read_status
 from shoal.errors import ShoalError
 from shoal.pool.base import limits
 from shoal.pool.wire import messages
@@ -113,7 +113,7 @@ def page(now: messages.PoolStatus, found: dict[SessionPart, Rate]) -> Renderable
             f"{sum(r.calls for r in mine):,.0f}", show_bytes(sum(r.bytes_in for r in mine)),
             show_bytes(sum(r.bytes_out for r in mine)),
         ])  # fmt: skip
-    device_heads = (
+    device_heads: tuple[str, ...] = (
         "#",
         "device",
         "node",
@@ -125,6 +125,10 @@ def page(now: messages.PoolStatus, found: dict[SessionPart, Rate]) -> Renderable
         "in/s",
         "out/s",
     )
+    if any(d.gpu for d in now.devices):
+        device_heads += tuple(GPU_HEADS)
+        for d, row in zip(now.devices, rows, strict=True):
+            row += gpu_cells(d.gpu)
     devices = table(device_heads, rows, title)
     rows = [
         [

@@ -400,6 +400,8 @@ def whole(devices: list[messages.DeviceInfo]) -> messages.DeviceInfo:
         free_bytes=sum(d.free_bytes for d in devices),
         speed=sum(d.speed for d in devices),
         threads=sum(d.threads for d in devices),
+        capability=min(d.capability for d in devices),
+        gpu=None,
     )
 
 

@@ -224,15 +224,25 @@ def synchronize(device: Any = None) -> None:
 
 
 def get_device_properties(device: Any = None) -> Any:
-    """Return what the pool knows about the device.
+    """Return what the pool knows about the device; of a GPU also its load, heat and power (`gpu`).
 
-    >>> torch.shoal.get_device_properties().memory_bytes
+    >>> torch.shoal.get_device_properties().total_memory
     """
+    import msgspec
+
     from shoal.device import leases
+    from shoal.pool.local import local_pool
 
     devices = leases.device_info()
     index = _index(device)
-    return devices[index - 1] if index > 0 or len(devices) == 1 else leases.whole(devices)
+    if index == 0 and len(devices) > 1:
+        return leases.whole(devices)
+    device_info = devices[index - 1]
+    lease = leases.current()
+    if device_info.device == "cpu" or lease is None:
+        return device_info
+    now = {d.number: d.gpu for d in local_pool.describe(lease.url)}
+    return msgspec.structs.replace(device_info, gpu=now.get(device_info.number))
 
 
 def get_device_name(device: Any = None) -> str:

@@ -32,6 +32,7 @@ CLOSE_S = 1.0  # to flush a connection before it closes
 ACCEPT_RETRY_S = 0.05  # pause after accept() failed: no descriptors are left
 BEAT_S = 1.0
 SILENCE_S = 4.0  # without a beat; then the node, or the head, is lost
+GPU_LOOK_S = 2.0  # an agent asks the driver for its GPUs' load
 RETRY_S = 0.25  # between attempts to connect or to bind
 RESUME_S = 10.0  # a client that lost its head returns within this, or its lease ends
 RETURNS_PER_S = 50  # handshakes that a head surely makes: after a restart it waits so much longer

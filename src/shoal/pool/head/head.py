@@ -304,6 +304,9 @@ class Head:
             case node_messages.NodeProcesses(processes):
                 node.processes = processes
                 return
+            case node_messages.NodeGpu():
+                self.nodes.gpu_changed(node, message)
+                return
             case node_messages.NodeSessionProfile():
                 self.reports.hear(node, message)
                 return

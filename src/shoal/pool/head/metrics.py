@@ -78,6 +78,7 @@ def render(head: Head) -> str:
              [(label[d.number], d.free_bytes) for d in status.devices])  # fmt: skip
     page.add("device_sessions", "gauge", "Sessions on the device.",
              [(label[d.number], d.sessions) for d in status.devices])  # fmt: skip
+    add_gpus(page, status.devices, label)
     used = [s for s in status.sessions if s.use is not None]
 
     def where(session: messages.SessionInfo) -> dict[str, str]:
@@ -102,6 +103,22 @@ def render(head: Head) -> str:
         page.add("joins_refused_total", "counter", "Wrong codes since the head started.",
                  [({}, head.enrolment.refused)])  # fmt: skip
     return page.text()
+
+
+def add_gpus(
+    page: Page, devices: list[messages.DeviceInfo], label: dict[int, dict[str, str]]
+) -> None:
+    """Add what the drivers say of their GPUs."""
+    for name, text, field in (
+        ("used_bytes", "Memory in use on the GPU, by all programs.", "used_bytes"),
+        ("utilization_ratio", "Part of the last moment in which a kernel ran.", "busy"),
+        ("temperature_celsius", "Temperature of the GPU.", "celsius"),
+        ("power_watts", "Power that the GPU draws.", "watts"),
+    ):
+        found = [(label[d.number], getattr(d.gpu, field, None)) for d in devices]
+        samples = [(labels, float(value)) for labels, value in found if value is not None]
+        if samples:
+            page.add(f"gpu_{name}", "gauge", text, samples)
 
 
 def _add_queue(page: Page, head: Head) -> None:

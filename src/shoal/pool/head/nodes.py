@@ -51,6 +51,7 @@ class Nodes:
         self.profiles: dict[
             int, DeviceProfile
         ] = {}  # by number; agents report them after their hello
+        self.gpus: dict[int, messages.GpuState] = {}  # by number
         self._infos: dict[int, tuple[int, messages.DeviceInfo]] = {}  # with the device's version
 
     def expect(self, numbers: set[int], served: float) -> None:
@@ -148,6 +149,7 @@ class Nodes:
         if number is None:
             return []
         del node.devices[number]
+        self.gpus.pop(number, None)
         return self.table.remove_device(number)
 
     def session_ended(self, node: Node, message: node_messages.NodeSessionEnded) -> list[Lost]:
@@ -161,6 +163,13 @@ class Nodes:
         if number is not None:
             self.profiles[number] = message.profile
 
+    def gpu_changed(self, node: Node, message: node_messages.NodeGpu) -> None:
+        number = node.numbers.get(message.index)
+        if number is not None and message.state is not None:
+            self.gpus[number] = message.state
+        elif number is not None:
+            self.gpus.pop(number, None)
+
     # --- silence -----------------------------------------------------------------------------------
 
     def disconnected(self, node: Node, now: float) -> None:
@@ -172,6 +181,7 @@ class Nodes:
         node.starting = False
         for number in node.devices:
             self.table.absent(number)
+            self.gpus.pop(number, None)
 
     def silent(self, now: float) -> list[Node]:
         """Return the nodes that have been silent for too long."""
@@ -198,6 +208,7 @@ class Nodes:
         mine = self.store.numbers_of(node.name)
         for number in mine:
             self.profiles.pop(number, None)
+            self.gpus.pop(number, None)
             self._infos.pop(number, None)
         return [lost for number in sorted(mine) for lost in self.table.remove_device(number)]
 
@@ -264,7 +275,8 @@ class Nodes:
         made = self._infos.get(number)
         if made is None or made[0] != version:
             made = self._infos[number] = (version, self._info(number))
-        return made[1]
+        gpu = self.gpus.get(number)  # changes all the time, and decides nothing
+        return made[1] if gpu is None else msgspec.structs.replace(made[1], gpu=gpu)
 
     def _info(self, number: int) -> messages.DeviceInfo:
         known = self.table.devices[number]

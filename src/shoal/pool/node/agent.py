@@ -18,6 +18,7 @@ from typing import assert_never
 import shoal
 from shoal.errors import ProtocolError
 from shoal.pool.base import limits, paths, process
+from shoal.pool.node.gpu_state import Gpus
 from shoal.pool.node.measuring.profile_cache import ProfileCache
 from shoal.pool.node.measuring.profiler import PROBE_EPOCH, Profiler
 from shoal.pool.node.process_list import processes
@@ -114,6 +115,7 @@ class Agent:
                 self._say(node_messages.DeviceDown(server.index, server.problem(), self.starting))
         patience_s: float | None = limits.HEAD_WELCOME_S
         beating: asyncio.Future[None] | None = None
+        looking = asyncio.ensure_future(self._look_at_gpus(channel))
         try:
             while True:
                 message = await channel.receive(node_messages.FROM_HEAD, patience_s)
@@ -127,6 +129,7 @@ class Agent:
                 else:
                     self._hear(message)
         finally:
+            looking.cancel()
             if beating is not None:
                 beating.cancel()
             channel.abort()
@@ -159,6 +162,24 @@ class Agent:
             if found != said:
                 channel.send(node_messages.NodeProcesses(found))
             await asyncio.sleep(beat_s)
+
+    async def _look_at_gpus(self, channel: Channel) -> None:
+        """Report what the driver says of the devices, whenever it has changed."""
+        gpus: Gpus | None = None
+        said: dict[int, messages.GpuState | None] = {}
+        while True:
+            names = {s.index: s.ready.uuid for s in self.servers if s.ready and s.ready.uuid}
+            if names and gpus is None:
+                gpus = Gpus()
+                if not await asyncio.to_thread(gpus.open):
+                    return
+            found = await asyncio.to_thread(gpus.look, names.values()) if gpus is not None else {}
+            for index in said.keys() | names.keys():
+                state = found.get(names.get(index, ""))
+                if state != said.get(index):
+                    channel.send(node_messages.NodeGpu(index, state))
+                said[index] = state
+            await asyncio.sleep(limits.GPU_LOOK_S)
 
     def _report_start(self) -> None:
         """Call `on_no_device` or `on_ready` once no device server is starting."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
+import uuid
 from contextlib import suppress
 
 from shoal import _core
@@ -34,7 +36,9 @@ def facts(device: str) -> orders.DeviceFacts:
         ours.close()
         os.waitpid(pid, 0)
     name, capability = _name(device)
-    return orders.DeviceFacts(name[: limits.NAME_CHARS_MAX], total_bytes, context_bytes, capability)
+    return orders.DeviceFacts(
+        name[: limits.NAME_CHARS_MAX], total_bytes, context_bytes, capability, _uuid(device)
+    )
 
 
 def _start_when_told(device: str, line: socket.socket) -> None:
@@ -59,3 +63,21 @@ def _name(device: str) -> tuple[str, tuple[int, int]]:
     properties = torch.get_device_module(kind).get_device_properties(int(index))
     major, minor = getattr(properties, "major", 0), getattr(properties, "minor", 0)
     return str(properties.name), (int(major), int(minor))
+
+
+def _uuid(device: str) -> str:
+    """Return the name by which NVML knows the device; "" if the driver does not say.
+
+    Their numbers differ: NVML does not know CUDA_VISIBLE_DEVICES.
+    """
+    kind, _, index = device.partition(":")
+    if kind != "cuda":
+        return ""
+    with suppress(OSError, AttributeError):  # no such library (ROCm), or an old one
+        driver = ctypes.CDLL(os.environ.get("SHOAL_CUDA_DRIVER") or "libcuda.so.1")
+        found = (ctypes.c_ubyte * 16)()
+        handle = ctypes.c_int()
+        failed = driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(handle), int(index))
+        if not failed and driver.cuDeviceGetUuid_v2(found, handle) == 0:
+            return f"GPU-{uuid.UUID(bytes=bytes(found))}"
+    return ""

@@ -94,6 +94,7 @@ class DeviceServer:
             facts.context_bytes,
             facts.capability,
             elastic=pages and swap_bytes > 0,
+            uuid=facts.uuid,
         )
         self._grants: dict[str, node_messages.Grant] = {}  # by token; used once
         self._workers: dict[int, WorkerProcess] = {}  # by pidfd, until the worker is reaped

@@ -74,6 +74,7 @@ class DeviceFacts(msgspec.Struct, frozen=True, tag=True):
     memory_bytes: Count
     context_bytes: Count = 0  # that each process takes of the device before its first tensor
     capability: tuple[Count, Count] = (0, 0)
+    uuid: Name = ""  # by which NVML knows it
 
 
 class Vouch(msgspec.Struct, frozen=True, tag=True):

@@ -110,7 +110,8 @@ class WorkerProcess:
         words = b""
         with suppress(OSError):  # the pipe is empty
             words = os.read(self.last_words_fd, limits.LAST_WORDS_BYTES_MAX)
-        return End(Why.WORKER_FAILED, words.decode(errors="replace") or f"exit code {status}")
+        why = Why.DEVICE_FAILED if status == _core.EXIT_DEVICE_FAILED else Why.WORKER_FAILED
+        return End(why, words.decode(errors="replace") or f"exit code {status}")
 
 
 def start(

@@ -30,6 +30,7 @@ class Why(enum.StrEnum):
     WORKER_CRASHED = "worker-crashed"
     WORKER_FAILED = "worker-failed"
     WORKER_HUNG = "worker-hung"
+    DEVICE_FAILED = "device-failed"
     SERVER_ENDED = "server-ended"
     AGENT_ENDED = "agent-ended"
     NODE_LOST = "node-lost"
@@ -52,6 +53,7 @@ _TEXTS = {
     Why.WORKER_KILLED: "the worker process was killed by {}",
     Why.WORKER_CRASHED: "the worker process crashed with {}",
     Why.WORKER_FAILED: "the worker process ended the session: {}",
+    Why.DEVICE_FAILED: "the device failed: {}",
     Why.WORKER_HUNG: f"the worker process gave no sign of life for {limits.SILENCE_S:g} s",
     Why.SERVER_ENDED: "{}",
     Why.AGENT_ENDED: "the agent of node {} ended, and all sessions there with it",

@@ -30,6 +30,17 @@ from shoal.pool.wire.task_messages import ClientTaskRequest, TaskAnswer
 from shoal.schedule.model.device_profile import DeviceProfile
 
 
+class GpuState(msgspec.Struct, frozen=True):
+    """What a GPU's driver says of it now. None: it does not say."""
+
+    used_bytes: Count  # by all programs, also those that do not use Shoal
+    total_bytes: Count
+    busy: Annotated[float, Meta(ge=0, le=1)] | None = None  # part of the last moment with a kernel
+    celsius: int | None = None
+    watts: float | None = None
+    watts_max: float | None = None
+
+
 class DeviceInfo(msgspec.Struct, frozen=True):
     """A device as the head knows it."""
 
@@ -46,6 +57,20 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     hardware: Name = ""  # what the device calls itself, whatever kind it was declared as
     context_bytes: Count = 0  # of an accelerator, that each session takes beside its memory
     capability: tuple[Count, Count] = (0, 0)  # of CUDA; (0, 0): the device has none
+    gpu: GpuState | None = None  # a moment ago
+
+    # What programs ask torch.cuda.get_device_properties() for.
+    @property
+    def total_memory(self) -> int:
+        return self.memory_bytes
+
+    @property
+    def major(self) -> int:
+        return self.capability[0]
+
+    @property
+    def minor(self) -> int:
+        return self.capability[1]
 
 
 # --- client and head -------------------------------------------------------------------------------

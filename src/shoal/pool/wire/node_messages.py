@@ -11,7 +11,7 @@ from msgspec.msgpack import Decoder
 from shoal.pool.base.limits import DEVICES_PER_NODE_MAX, ENDED_PER_NODE_MAX, SESSIONS_MAX
 from shoal.pool.wire.end_reasons import End
 from shoal.pool.wire.message_fields import Count, Device, Folders, Name, Text
-from shoal.pool.wire.messages import Beat, ProcessInfo, Refusal
+from shoal.pool.wire.messages import Beat, GpuState, ProcessInfo, Refusal
 from shoal.pool.wire.profile_messages import SessionProfile
 from shoal.schedule.model.device_profile import DeviceProfile
 
@@ -28,6 +28,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     context_bytes: Count = 0  # of an accelerator, that each session takes before its first tensor
     capability: tuple[Count, Count] = (0, 0)
     elastic: bool = False  # sessions may grow into memory that nobody booked
+    uuid: Name = ""  # by which NVML knows the device: "GPU-…"
 
 
 class Grant(msgspec.Struct, frozen=True, tag=True):
@@ -198,6 +199,13 @@ class NodeProcesses(msgspec.Struct, frozen=True, tag=True):
     processes: Annotated[list[ProcessInfo], Meta(max_length=SESSIONS_MAX)]
 
 
+class NodeGpu(msgspec.Struct, frozen=True, tag=True):
+    """Agent → head: what the driver says of a device now; None: nothing any more."""
+
+    index: Device
+    state: GpuState | None
+
+
 class NodeMeasure(msgspec.Struct, frozen=True, tag=True):
     """Head → agent: measure these again, when they are idle."""
 
@@ -210,7 +218,7 @@ FromServer = Ready | SessionEnded | SessionProfile | Refusal
 ToServer = Grant | Revoke | OrderSession
 FromNode = (
     DeviceUp | DeviceDown | NodeGranted | NodeSessionEnded | NodeSessionProfile | DeviceMeasured
-    | NodeProcesses | Beat
+    | NodeProcesses | NodeGpu | Beat
 )  # fmt: skip
 FromHead = NodeWelcome | NodeGrant | NodeRevoke | NodeOrderSession | NodeMeasure | Beat | Refusal
 FROM_SERVER: Decoder[FromServer] = Decoder(FromServer)
