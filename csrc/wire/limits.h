@@ -8,7 +8,7 @@
 namespace shoal::wire {
 
 // Changes whenever the meaning of any message changes. Both sides name it in the handshake.
-inline constexpr uint32_t kProtocolVersion = 9;
+inline constexpr uint32_t kProtocolVersion = 10;
 
 inline constexpr size_t kRingBytes = size_t{1} << 20;  // op stream, client to worker
 inline constexpr size_t kMessageBytesMax = size_t{1}
