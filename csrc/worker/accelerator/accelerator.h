@@ -53,6 +53,11 @@ class Accelerator {
   // cannot be.
   virtual bool registerHost(std::byte* data, uint64_t bytes) = 0;
   virtual void unregisterHost(std::byte* data) = 0;
+
+  struct Held {
+    uint64_t used, reserved;  // bytes in use; those, and what torch keeps for later
+  };
+  virtual Held held() const = 0;
 };
 
 // Call it after startDevice(), on the thread that issues work.

@@ -108,6 +108,12 @@ void TorchDevice::unregisterHost(std::byte* data) {
   cudaUnregisterHost(data);
 }
 
+Accelerator::Held TorchDevice::held() const {
+  const auto stats = c10::getDeviceAllocator(device_.type())->getDeviceStats(device_.index());
+  return {static_cast<uint64_t>(stats.allocated_bytes[0].current),
+          static_cast<uint64_t>(stats.reserved_bytes[0].current)};
+}
+
 std::unique_ptr<Accelerator> openDevice(c10::Device device) {
   if (device.is_cpu()) return std::make_unique<HostDevice>();
   return std::make_unique<TorchDevice>(device);

@@ -33,6 +33,7 @@ class TorchDevice final : public Accelerator {
   void wait(Ticket ticket) override;
   bool registerHost(std::byte* data, uint64_t bytes) override;
   void unregisterHost(std::byte* data) override;
+  Held held() const override;
 
  private:
   using Event = std::shared_ptr<c10::Event>;

@@ -179,8 +179,11 @@ void Executor::recordEvent(uint64_t event) {
 
 wire::StatsReply Executor::stats() const {
   const SwapCounters paged = segments_.counters();
-  return {.used_bytes = arena_ != nullptr ? arena_->usedBytes() : 0,
-          .reserved_bytes = arena_ != nullptr ? arena_->reservedBytes() : 0,
+  const Accelerator::Held held =
+      arena_ != nullptr ? Accelerator::Held{arena_->usedBytes(), arena_->reservedBytes()}
+                        : device_->held();
+  return {.used_bytes = held.used,
+          .reserved_bytes = held.reserved,
           .segment_bytes = segments_.boundBytes(),
           .segments = segments_.count(),
           .calls = calls_.count(),
