@@ -233,7 +233,7 @@ struct ClientLink::State {
   // A worker that is behind loses nothing if the next messages arrive together, and both sides save
   // system calls.
   void gather(uint64_t sequence) {
-    if (sequence < progress->completed.load(std::memory_order_relaxed) + kAheadMessages) return;
+    if (sequence < progress->done.load(std::memory_order_relaxed) + kAheadMessages) return;
     const timespec pause{0, kGatherNs};
     nanosleep(&pause, nullptr);
   }
@@ -280,7 +280,7 @@ struct ClientLink::State {
 
   void advance(const ProgressFrame& told) {
     progress->heartbeat.store(told.heartbeat, std::memory_order_relaxed);
-    arriving.thenLatest([this, done = told.completed, failed = told.failed] {
+    arriving.thenLatest([this, done = told.done, failed = told.failed] {
       progress->failed.store(static_cast<uint32_t>(failed), std::memory_order_relaxed);
       transport::publish(*progress, done);
     });

@@ -18,9 +18,7 @@ struct ShownMemory {
   std::span<const std::byte> arena;  // empty: the device's memory cannot be read
   std::span<const std::byte> host;
 
-  bool isPast(uint64_t sequence) const {
-    return progress->completed.load(std::memory_order_acquire) >= sequence;
-  }
+  bool isPast(uint64_t sequence) const { return transport::isDone(*progress, sequence); }
 };
 
 // Waits with `await(sequence)` until the worker is far enough, as early as possible, and calls

@@ -46,9 +46,9 @@ enum class Frame : uint16_t {
 // How far the worker is.
 struct ProgressFrame {
   static constexpr Frame kKind = Frame::kProgress;
-  uint64_t completed = 0, failed = 0, heartbeat = 0;
+  uint64_t done = 0, failed = 0, heartbeat = 0;
   void layout(auto& codec) {
-    wire::eachWord(codec, "completed", completed, "failed", failed, "heartbeat", heartbeat);
+    wire::eachWord(codec, "done", done, "failed", failed, "heartbeat", heartbeat);
   }
 };
 
@@ -138,7 +138,7 @@ static_assert(sizeof(ReadRequest) == 48);
 
 // What a worker says of itself on a connection of purpose kProgress.
 struct PeerProgress {
-  uint64_t completed, heartbeat;
+  uint64_t done, heartbeat;
   bool operator==(const PeerProgress&) const = default;
 };
 static_assert(sizeof(PeerProgress) == 16);

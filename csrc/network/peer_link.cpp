@@ -319,7 +319,7 @@ class ReadServer {
   // Sends a sign of life from time to time while this worker is not far enough.
   void await(uint64_t sequence) {
     int64_t spin_us = kSpinUs;
-    while (!transport::awaitCompleted(*own_.progress, sequence, spin_us, transport::kHeartbeatMs)) {
+    while (!transport::awaitDone(*own_.progress, sequence, spin_us, transport::kHeartbeatMs)) {
       spin_us = 0;
       frame(WaitFrame{});
     }
@@ -350,7 +350,7 @@ void serveReads(Connection& connection, const ShownMemory& own, transport::Progr
     reader.read(&request, sizeof request);
     server.answer(request);
     // The reader has read this worker's memory, so it counts as past its message.
-    raise(seen.completed, request.reading);
+    raise(seen.done, request.reading);
     transport::ringBell(seen);
   }
 }
@@ -360,7 +360,7 @@ void followProgress(Connection& connection, transport::Progress& seen) {
   while (true) {
     PeerProgress told;
     reader.read(&told, sizeof told);
-    raise(seen.completed, told.completed);
+    raise(seen.done, told.done);
     seen.heartbeat.store(told.heartbeat, std::memory_order_relaxed);
     transport::ringBell(seen);
   }
@@ -371,7 +371,7 @@ void tellProgress(const Tls& tls, const PeerEndpoint& peer, uint32_t member,
   const auto connection = openPeer(tls, peer, Purpose::kProgress, member);
   PeerProgress told{0, UINT64_MAX};
   while (true) {
-    const PeerProgress now{own.completed.load(std::memory_order_acquire),
+    const PeerProgress now{own.done.load(std::memory_order_acquire),
                            own.heartbeat.load(std::memory_order_relaxed)};
     if (now != told) {
       connection->write(&now, sizeof now);

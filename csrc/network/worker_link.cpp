@@ -109,9 +109,7 @@ class Link {
     transport::endProcess(transport::Ending::kFailed, goodbye_);
   }
 
-  uint64_t completed() const {
-    return options_.progress->completed.load(std::memory_order_acquire);
-  }
+  uint64_t done() const { return options_.progress->done.load(std::memory_order_acquire); }
 
   // --- up
 
@@ -187,8 +185,9 @@ class Link {
     }
     std::optional<uint64_t> offset;
     while (!(offset = in_.take(bytes, sequence))) {
-      in_.release(completed());
+      in_.release(done());
       if ((offset = in_.take(bytes, sequence))) break;
+      transport::ask(*options_.progress, sequence - 1);
       const timespec pause{0, kPauseNs};
       nanosleep(&pause, nullptr);
     }
@@ -210,16 +209,18 @@ class Link {
     std::vector<uint64_t> batch;
     int64_t told_at = 0;
     while (true) {
-      const uint64_t done = completed();
+      const uint64_t done = this->done();
       bool urgent = sendCopies(done, batch);
       urgent |= sendMoments(done, batch);
       while (replies_.poll(reply)) {
         const uint64_t replied_to = wire::read<wire::Reply>(reply).sequence;
         due_.replied(replied_to);
-        // A client that has the reply must find its request done, and all bytes before it there.
-        sendCopies(replied_to, batch);
-        sendMoments(replied_to, batch);
-        sayProgress(replied_to, false, batch);
+        // A client that has the reply must find its request done, and all bytes before it there. (A
+        // device that runs late answers some questions earlier.)
+        const uint64_t reached = std::min(replied_to, this->done());
+        sendCopies(reached, batch);
+        sendMoments(reached, batch);
+        sayProgress(std::max(reached, told_.done), false, batch);
         batch.insert(batch.end(), reply.begin(), reply.end());
         urgent = true;
         if (batch.size() > kBatchWords) write(batch);
@@ -227,12 +228,12 @@ class Link {
       const bool failed = options_.progress->failed.load(std::memory_order_relaxed) != 0;
       const bool beat =
           options_.progress->heartbeat.load(std::memory_order_relaxed) != told_.heartbeat;
-      const bool news = done > told_.completed || failed != (told_.failed != 0);
-      const bool copied = told_.completed < last_in_.load(std::memory_order_relaxed);
+      const bool news = done > told_.done || failed != (told_.failed != 0);
+      const bool copied = told_.done < last_in_.load(std::memory_order_relaxed);
       const int64_t now = nowNs();
       const int64_t quiet_ms = copied ? kProgressOfCopiesMs : kProgressMs;
       if (urgent || beat || (news && now - told_at >= quiet_ms * 1000000)) {
-        sayProgress(std::max(done, told_.completed), failed, batch);
+        sayProgress(std::max(done, told_.done), failed, batch);
         write(batch);
         down_->flush();
         told_at = now;
@@ -255,9 +256,9 @@ class Link {
     // A client that just got something may answer, and wait for the next reply.
     if (std::exchange(spins_, false) && replies_.spin(kReplySpinUs)) return;
     const uint32_t bell = options_.progress->bell.load(std::memory_order_seq_cst);
-    idle_ = news_ms == 0 && completed() >= received_;
+    idle_ = news_ms == 0 && done() >= received_;
     const auto [next, is_reply] = due_.sleepForNext();
-    if (is_reply && completed() >= next) {
+    if (is_reply && done() >= next) {
       replies_.sleep(1);  // the executor is just about to put it there
     } else if (!ended_) {
       const int64_t most_ms = news_ms > 0 ? news_ms : kProgressMs;

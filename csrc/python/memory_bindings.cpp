@@ -84,6 +84,9 @@ void bindCounters(py::module_& m) {
     d["bytes_peer"] = traffic.bytes_peer;
     d["bytes_node"] = traffic.bytes_node;
     d["round_trips"] = traffic.round_trips;
+    const auto reached = client::reached(Devices::get().sessionWith(device), device);
+    d["issued"] = reached.issued;
+    d["done"] = reached.done;
     return d;
   });
   m.def("worker_stats", [](int index) {

@@ -122,7 +122,6 @@ TEST_CASE("every frame and reply is read as it was written, and no truncation of
   checkRoundTrip<wire::DataReply>();
   checkRoundTrip<wire::GeneratorReply>();
   checkRoundTrip<wire::ElapsedReply>();
-  checkRoundTrip<wire::EventQueryReply>();
   checkRoundTrip<wire::StatsReply>();
 }
 
@@ -202,9 +201,8 @@ TEST_CASE("only requests that carry information have a reply") {
       replying.insert(wire::kKindNames[kind]);
     }
   }
-  const std::set<std::string> expected{"read",        "locate", "generator_get", "event_elapsed",
-                                       "event_query", "sync",   "stats",         "share",
-                                       "open",        "unshare"};
+  const std::set<std::string> expected{"read",  "locate", "generator_get", "event_elapsed", "sync",
+                                       "stats", "share",  "open",          "unshare"};
   CHECK((replying == expected));
   CHECK(wire::expectsReply(wire::Kind::kCall, wire::kFlagLearn));
 }

@@ -31,6 +31,9 @@ class Sink final : public shoal::worker::ReplySink {
     }
     sent.push_back(line);
   }
+  void sendBytes(Kind, uint64_t sequence, std::span<const std::byte> bytes) override {
+    sent.push_back(std::to_string(sequence) + ": " + std::to_string(bytes.size()) + " bytes");
+  }
 
   std::vector<std::string> sent;
 };

@@ -1,15 +1,13 @@
 #include "transport/progress.h"
 
+#include <algorithm>
+
 #include "base/clock.h"
 #include "base/futex.h"
 #include "transport/ring.h"
 
 namespace shoal::transport {
 namespace {
-
-bool isDone(const Progress& progress, uint64_t sequence) {
-  return progress.completed.load(std::memory_order_acquire) >= sequence;
-}
 
 // The earliest sequence wins: its complement is the largest.
 void announce(std::atomic<uint64_t>& awaited, uint64_t sequence) {
@@ -22,16 +20,16 @@ void announce(std::atomic<uint64_t>& awaited, uint64_t sequence) {
 }  // namespace
 
 void publish(Progress& progress, uint64_t sequence) {
-  progress.completed.store(sequence, std::memory_order_release);
+  progress.done.store(sequence, std::memory_order_release);
   ringBell(progress);
 }
 
 void ringBell(Progress& progress) {
-  // A sleeper announces itself and then looks at `completed`; we publish that and then look for
+  // A sleeper announces itself and then looks at `done`; we publish that and then look for
   // sleepers. The fence makes one of the two see the other.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   const uint64_t awaited = progress.awaited.load(std::memory_order_relaxed);
-  if (awaited == 0 || progress.completed.load(std::memory_order_relaxed) < ~awaited) return;
+  if (awaited == 0 || progress.done.load(std::memory_order_relaxed) < ~awaited) return;
   ringForAll(progress);
 }
 
@@ -43,9 +41,21 @@ void ringForAll(Progress& progress) {
 }
 
 void sleepUntilRung(Progress& progress, uint32_t bell, uint64_t sequence, int64_t timeout_ms) {
-  announce(progress.awaited, sequence);
+  ask(progress, sequence);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (!isDone(progress, sequence)) futexWait(&progress.bell, bell, timeout_ms);
+}
+
+uint64_t issued(const Progress& progress) {
+  const uint64_t done = progress.done.load(std::memory_order_acquire);
+  return std::max(done, progress.issued.load(std::memory_order_acquire));
+}
+
+void ask(Progress& progress, uint64_t sequence) {
+  announce(progress.awaited, sequence);
+  if (progress.runs_late.load(std::memory_order_relaxed) == 0) return;
+  progress.asked.fetch_add(1, std::memory_order_seq_cst);
+  futexWake(&progress.asked, 1);
 }
 
 void giveUp(Progress& progress) {
@@ -77,8 +87,9 @@ std::optional<Passed> passed(const Progress& progress, uint64_t event) {
   return found;
 }
 
-bool awaitCompleted(Progress& progress, uint64_t sequence, int64_t spin_us, int64_t timeout_ms) {
+bool awaitDone(Progress& progress, uint64_t sequence, int64_t spin_us, int64_t timeout_ms) {
   if (isDone(progress, sequence)) return true;
+  if (progress.runs_late.load(std::memory_order_relaxed) != 0) ask(progress, sequence);
   const int64_t start = nowNs();
   while (nowNs() - start < spin_us * 1000) {
     for (int i = 0; i < 32; ++i) {

@@ -1,5 +1,7 @@
-// Completion counters in shared memory: the worker publishes how far it is, so that others can read
-// that without a round trip, and sleep until it is far enough.
+// How far a worker is, in shared memory: others read it without a round trip, and sleep until it is
+// far enough. A message is *issued* when its work was handed to the device, and *done* when the
+// device has finished it. A CPU device does both at once. An accelerator is late; its worker waits
+// for it where somebody asks.
 #pragma once
 
 #include <atomic>
@@ -20,9 +22,11 @@ inline constexpr size_t kMoments = 128;
 
 // Zero-initialized.
 struct Progress {
-  // Sequence number of the last message that was done. Published after `failed`.
-  alignas(64) std::atomic<uint64_t> completed;
-  std::atomic<uint32_t> failed;                 // 1: the next reply reports a failure
+  // Sequence number of the last message that is done. Published after `failed`. It only grows.
+  alignas(64) std::atomic<uint64_t> done;
+  std::atomic<uint32_t> failed;     // 1: the next reply reports a failure
+  std::atomic<uint32_t> runs_late;  // 1: messages are done later than issued
+  std::atomic<uint64_t> issued;     // the last message that was issued; only if `runs_late`
   alignas(64) std::atomic<uint64_t> heartbeat;  // grows every kHeartbeatMs, even during a long call
   // The heartbeat at which the client gave the worker up, plus 1. Other workers of the lease stop
   // waiting for it, unless its heartbeat has changed since.
@@ -30,6 +34,8 @@ struct Progress {
   // The complement of the earliest sequence that a thread sleeps for; 0: none sleeps.
   alignas(64) std::atomic<uint64_t> awaited;
   std::atomic<uint32_t> bell;  // grows when sleepers must look again
+  std::atomic<uint32_t>
+      asked;  // grows when `done` should; the worker of a late device sleeps on it
   alignas(64) Moment moments[kMoments];
 };
 
@@ -43,9 +49,15 @@ void ringForAll(Progress& progress);
 // value from before the caller checked that it has reason to sleep.
 void sleepUntilRung(Progress& progress, uint32_t bell, uint64_t sequence, int64_t timeout_ms);
 
+inline bool isDone(const Progress& progress, uint64_t sequence) {
+  return progress.done.load(std::memory_order_acquire) >= sequence;
+}
+uint64_t issued(const Progress& progress);
+// Makes the worker of a late device find out whether message `sequence` is done. Does not wait.
+void ask(Progress& progress, uint64_t sequence);
 // Waits until message `sequence` is done, at most `timeout_ms`. Spins for `spin_us` before it
 // sleeps. Returns whether it is done.
-bool awaitCompleted(Progress& progress, uint64_t sequence, int64_t spin_us, int64_t timeout_ms);
+bool awaitDone(Progress& progress, uint64_t sequence, int64_t spin_us, int64_t timeout_ms);
 
 // The client gives the worker up; whether that still holds.
 void giveUp(Progress& progress);

@@ -49,10 +49,9 @@ enum class Kind : uint16_t {
   kShare = 30,
   kOpen = 31,
   kUnshare = 32,
-  kEventQuery = 33,
-  kFetchAdd = 34,
-  kLoad = 35,
-  kSettings = 36,
+  kFetchAdd = 33,
+  kLoad = 34,
+  kSettings = 35,
 };
 inline constexpr const char* kKindNames[] = {
     "pad",           "prepare",        "call",         "bind",           "allocate",
@@ -61,8 +60,8 @@ inline constexpr const char* kKindNames[] = {
     "generator_set", "generator_drop", "event_record", "event_elapsed",  "event_drop",
     "sync",          "stats",          "forget",       "backward",       "graph_drop",
     "trim",          "export",         "fetch",        "generator_save", "generator_load",
-    "share",         "open",           "unshare",      "event_query",    "fetch_add",
-    "load",          "settings"};
+    "share",         "open",           "unshare",      "fetch_add",      "load",
+    "settings"};
 inline constexpr uint16_t kKindsEnd = std::size(kKindNames);
 static_assert(kKindsEnd == static_cast<uint16_t>(Kind::kSettings) + 1);
 

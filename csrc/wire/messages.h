@@ -337,14 +337,6 @@ struct EventElapsed {
   void layout(auto& codec) { eachWord(codec, "start", start, "end", end); }
 };
 
-// Asks whether the device is past an event; 0: past everything before this message.
-struct EventQuery {
-  static constexpr Kind kKind = Kind::kEventQuery;
-  using Reply = EventQueryReply;
-  uint64_t event = 0;
-  void layout(auto& codec) { codec.word("event", event); }
-};
-
 struct EventDrop {
   static constexpr Kind kKind = Kind::kEventDrop;
   uint64_t event = 0;
@@ -363,12 +355,11 @@ struct Stats {
   void layout(auto&) {}
 };
 
-using Messages =
-    MessageList<Prepare, Call, Bind, Allocate, Free, Adopt, Write, CopyIn, CopyOut, CopyWithin,
-                Read, Locate, Seed, GeneratorGet, GeneratorSet, GeneratorDrop, EventRecord,
-                EventElapsed, EventDrop, Sync, Stats, Forget, Backward, GraphDrop, Trim, Export,
-                Fetch, GeneratorSave, GeneratorLoad, Share, Open, Unshare, EventQuery, FetchAdd,
-                Load, Settings>;
+using Messages = MessageList<Prepare, Call, Bind, Allocate, Free, Adopt, Write, CopyIn, CopyOut,
+                             CopyWithin, Read, Locate, Seed, GeneratorGet, GeneratorSet,
+                             GeneratorDrop, EventRecord, EventElapsed, EventDrop, Sync, Stats,
+                             Forget, Backward, GraphDrop, Trim, Export, Fetch, GeneratorSave,
+                             GeneratorLoad, Share, Open, Unshare, FetchAdd, Load, Settings>;
 
 // By kind: whether the worker answers. A call is answered if it learns.
 inline constexpr auto kReplies = [] {

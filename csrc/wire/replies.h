@@ -63,11 +63,6 @@ struct ElapsedReply {
   void layout(auto& codec) { eachWord(codec, "all_ms", all_ms, "waited_ms", waited_ms); }
 };
 
-struct EventQueryReply {
-  bool past = false;
-  void layout(auto& codec) { codec.word("past", past, 1); }
-};
-
 // Counters of a worker. Python shows them under these names.
 struct StatsReply {
   uint64_t used_bytes = 0, reserved_bytes = 0, segment_bytes = 0, segments = 0, calls = 0;

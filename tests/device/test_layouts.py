@@ -15,7 +15,7 @@ from tests.support import data_client, raw_client
 from tests.support.raw_client import Kind
 
 FRAMES = {
-    "progress": (0x100, "completed failed heartbeat"),
+    "progress": (0x100, "done failed heartbeat"),
     "data": (0x101, "bytes lane"),
     "goodbye": (0x102, "bytes text…"),
     "end": (0x103, "there"),

@@ -117,7 +117,7 @@ class FakeWorker:
         assert self.connections[1].recv(len(asked))[:16] == asked[:16]
         self.say(frame(DATA, CHUNK_BYTES, 1))
 
-    def completed(self) -> int:
+    def done(self) -> int:
         """The last message that the client holds to be done."""
         return int.from_bytes(self.progress[:8], "little")
 
@@ -209,10 +209,10 @@ def test_progress_that_waits_for_a_slow_chunk_is_not_hoarded(
         heartbeat = slice(64, 72)  # of the progress page; it waits for no chunk
         last = frames.to_bytes(8, "little")
         wait_until(lambda: worker.progress[heartbeat] == last, 30, "all frames were read")
-        assert worker.completed() == 0  # the chunk is not there
+        assert worker.done() == 0  # the chunk is not there
         assert processes.resident_bytes(os.getpid()) - before < 16 * MiB
         worker.lanes[1].sendall(b"\x07" * (CHUNK_BYTES - frames // batch))
-        wait_until(lambda: worker.completed() == frames, 30, "the chunk is there")
+        wait_until(lambda: worker.done() == frames, 30, "the chunk is there")
         assert worker.memory.raw == b"\x07" * CHUNK_BYTES
         assert worker.link.failure() == ""
 

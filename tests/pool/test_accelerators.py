@@ -89,3 +89,22 @@ def test_contexts_count_in_the_ledger(standin: dict[str, str]) -> None:
             print(found.devices[0].memory_bytes >> 20, found.devices[0].free_bytes >> 20)
     """
     assert programs.succeed(source, **standin).split() == ["224", "128"]
+
+
+def test_memory_counts_are_those_of_the_device(standin: dict[str, str]) -> None:
+    source = """
+        import torch, shoal
+        def counts():
+            found = torch.shoal.memory_stats()
+            return found["worker.used_bytes"] >> 20, found["worker.reserved_bytes"] >> 20
+        with shoal.up(devices=["cuda:0,memory=256MiB"]) as pool, shoal.connect(pool.url):
+            x = torch.ones(16 << 20, device="shoal")
+            used, reserved = counts()
+            print(64 <= used <= reserved)
+            del x
+            used, reserved = counts()
+            print(used < 64 <= reserved)  # kept for later
+            torch.shoal.empty_cache()
+            print(counts()[1] < 64)
+    """
+    assert programs.succeed(source, **standin).split() == ["True", "True", "True"]

@@ -59,10 +59,9 @@ class Kind(IntEnum):
     SHARE = 30
     OPEN = 31
     UNSHARE = 32
-    EVENT_QUERY = 33
-    FETCH_ADD = 34
-    LOAD = 35
-    SETTINGS = 36
+    FETCH_ADD = 33
+    LOAD = 34
+    SETTINGS = 35
 
 
 # The words of each kind after the header. "a|b" are the lower and the upper half of a word; "a…" is of
@@ -100,7 +99,6 @@ WORDS = {
     Kind.SHARE: "address bytes number mode participant",
     Kind.OPEN: "address bytes number mode participant",
     Kind.UNSHARE: "address",
-    Kind.EVENT_QUERY: "event",
     Kind.FETCH_ADD: "to from bytes peer written exported dtype",
     Kind.LOAD: "address bytes reader offset",
     Kind.SETTINGS: "default_dtype flags "

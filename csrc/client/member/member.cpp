@@ -146,16 +146,16 @@ void Member::raise(wire::ErrorKind kind, const wire::ErrorReply& reply) {
   raiseError(kind, text, data);
 }
 
-void Member::waitCompleted(uint64_t sequence, bool hears_signals) {
+void Member::waitDone(uint64_t sequence, bool hears_signals) {
   // Another machine tells of its progress now and then; at the stream's end a reply is sooner.
-  if (options_.link != nullptr && sequence >= lastSequence() && !completed(sequence)) {
+  if (options_.link != nullptr && sequence >= lastSequence() && !isDone(sequence)) {
     synchronize();
     return;
   }
   const int64_t start = nowNs();
   int64_t spin_us = t_far ? 0 : kSpinUs;
   Wait wait;
-  while (!transport::awaitCompleted(*progress_, sequence, spin_us, kSliceMs)) {
+  while (!transport::awaitDone(*progress_, sequence, spin_us, kSliceMs)) {
     liveness_.checkUsable();
     liveness_.checkAlive();
     if (hears_signals) wait.look();
@@ -165,9 +165,11 @@ void Member::waitCompleted(uint64_t sequence, bool hears_signals) {
   if (hasFailed()) synchronize();  // raises what went wrong
 }
 
-bool Member::devicePast(uint64_t event) {
-  if (options_.is_cpu) return true;  // done is done: no message
-  return ask(wire::EventQuery{event}).past;
+bool Member::askDone(uint64_t sequence) {
+  if (isDone(sequence)) return true;
+  transport::ask(*progress_, sequence);
+  liveness_.checkSometimes();  // a loop that asks must learn of a loss
+  return false;
 }
 
 Elapsed Member::elapsed(uint64_t start_event, uint64_t end_event) {

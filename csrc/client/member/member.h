@@ -96,17 +96,22 @@ class Member {
     }
   }
   void synchronize() { request(wire::Sync{}); }
-  bool completed(uint64_t sequence) const {
-    return progress_->completed.load(std::memory_order_acquire) >= sequence;
+  bool isDone(uint64_t sequence) const { return transport::isDone(*progress_, sequence); }
+  bool idle() const { return isDone(lastSequence()); }
+  // The same for a caller that asks until it is so. Sends no message.
+  bool askDone(uint64_t sequence);
+  // The last message that the worker has handed to the device, and the last that the device has
+  // finished.
+  struct Reached {
+    uint64_t issued, done;
+  };
+  Reached reached() const {
+    const uint64_t done = progress_->done.load(std::memory_order_acquire);
+    return {transport::issued(*progress_), done};
   }
-  bool idle() const { return completed(lastSequence()); }
-  // Whether the device is past an event that its worker has passed; 0: past all that was sent. The
-  // worker of an accelerator has only issued what came before, so it asks the device. The question
-  // waits for the calls ahead of it to be issued, not to be done.
-  bool devicePast(uint64_t event);
   bool hasFailed() const { return progress_->failed.load(std::memory_order_relaxed) != 0; }
   // Waits until message `sequence` is done. A deleter cannot raise, so it does not hear signals.
-  void waitCompleted(uint64_t sequence, bool hears_signals = true);
+  void waitDone(uint64_t sequence, bool hears_signals = true);
   // Raises a failure that showed in messages (after, until] and was reported to another thread.
   void raiseReported(uint64_t after, uint64_t until);
   uint64_t lastReported() const { return failures_.last(); }

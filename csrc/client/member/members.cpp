@@ -29,11 +29,7 @@ void Members::synchronize(c10::DeviceIndex index) {
 }
 
 bool Members::idle(c10::DeviceIndex index) {
-  const auto idle = [](Member& member) {
-    if (!member.idle())
-      member.liveness().checkSometimes();  // a loop that asks must learn of a loss
-    return member.idle() && member.devicePast(0);
-  };
+  const auto idle = [](Member& member) { return member.askDone(member.lastSequence()); };
   if (index > 0 || single()) return idle(deviceMember(index));
   return std::all_of(members_.begin(), members_.end(), [&](const auto& m) { return idle(*m); });
 }

@@ -84,7 +84,7 @@ void HostMemory::usedBy(const void* p, const Member& stream, uint64_t sequence) 
 Member* HostMemory::pendingOn(const Use& use) {
   Session* session = Devices::get().byNumber(use.session);
   Member* stream = session == nullptr ? nullptr : &session->member(use.member);
-  const bool over = stream == nullptr || !stream->usable() || stream->completed(use.sequence);
+  const bool over = stream == nullptr || !stream->usable() || stream->isDone(use.sequence);
   return over ? nullptr : stream;
 }
 
@@ -122,7 +122,7 @@ void HostMemory::releasePinned(uint64_t offset) {
       last = stream;
       sequence = std::max(sequence, use.sequence);
     } else {
-      stream->waitCompleted(use.sequence, /*hears_signals=*/false);
+      stream->waitDone(use.sequence, /*hears_signals=*/false);
     }
   }
   if (last != nullptr) {

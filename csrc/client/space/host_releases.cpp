@@ -21,7 +21,7 @@ void HostReleases::reclaim() {
   while (!releases_.empty()) {
     const auto& after = releases_.front().after;
     for (size_t i = 0; i < after.size(); ++i) {
-      if (members_[i]->usable() && !members_[i]->completed(after[i])) return;
+      if (members_[i]->usable() && !members_[i]->isDone(after[i])) return;
     }
     HostMemory::get().release(releases_.front().offset);
     releases_.pop_front();
@@ -30,7 +30,7 @@ void HostReleases::reclaim() {
 
 bool HostReleases::passed(const Release& release) const {
   for (size_t i = 0; i < release.after.size(); ++i) {
-    if (!members_[i]->completed(release.after[i])) return false;
+    if (!members_[i]->isDone(release.after[i])) return false;
   }
   return true;
 }

@@ -58,6 +58,17 @@ Traffic traffic(Session& session, c10::DeviceIndex index) {
   return sum;
 }
 
+Member::Reached reached(Session& session, c10::DeviceIndex index) {
+  Member::Reached sum{0, 0};
+  for (size_t i = 0; i < session.size(); ++i) {
+    if (index > 0 && i + 1 != static_cast<size_t>(index)) continue;
+    const Member::Reached here = session.member(i).reached();
+    sum.issued += here.issued;
+    sum.done += here.done;
+  }
+  return sum;
+}
+
 std::vector<MapEntry> mapOf(Session& session) {
   const Lock held = session.lock();
   std::vector<MapEntry> entries;

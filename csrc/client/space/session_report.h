@@ -11,6 +11,8 @@ namespace shoal::client {
 
 MemoryUse memoryUse(Session& session, c10::DeviceIndex index);
 Traffic traffic(Session& session, c10::DeviceIndex index);
+// How far the device's members are, in messages.
+Member::Reached reached(Session& session, c10::DeviceIndex index);
 
 // One live segment, for the map of the address space.
 struct MapEntry {

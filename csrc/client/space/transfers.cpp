@@ -105,7 +105,7 @@ void uploadPinned(Session& session, Address base, uint64_t offset, const void* f
     member->traffic(held).bytes_in += bytes;
   }
   host.usedBy(from, *member, sequence);
-  if (!non_blocking) member->waitCompleted(sequence);
+  if (!non_blocking) member->waitDone(sequence);
 }
 
 // The whole segment is new: the staged block itself becomes its memory.
@@ -150,7 +150,7 @@ void uploadStaged(Session& session, Address base, uint64_t offset, uint64_t bloc
       wait_for = releases.half(*member);
     }
   }
-  if (wait_for != 0) member->waitCompleted(wait_for);
+  if (wait_for != 0) member->waitDone(wait_for);
 }
 
 // Nothing that was sent can still change the member's memory: then a read needs no message at all.

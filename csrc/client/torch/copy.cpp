@@ -42,7 +42,7 @@ void keepWhileBusy(const at::Tensor& host, Session& session) {
     Session* session = Devices::get().byNumber(one.session);
     for (size_t i = 0; session != nullptr && i < one.until.size(); ++i) {
       Member& member = session->member(i);
-      if (member.usable() && !member.completed(one.until[i])) return false;
+      if (member.usable() && !member.isDone(one.until[i])) return false;
     }
     return true;
   };

@@ -2,7 +2,6 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <atomic>
 
 #include "client/member/events.h"
@@ -18,8 +17,7 @@ constexpr auto kType = c10::DeviceType::PrivateUse1;
 std::atomic<uint64_t> g_next_event{1};
 thread_local c10::StreamId t_stream = 0;
 
-// A point in an op stream. It is complete when the worker is past its sequence number and, where
-// that means that calls were issued, the device past its number.
+// A point in an op stream. It is complete when the message that records it is done.
 struct Event {
   uint64_t number;
   uint32_t session;
@@ -131,12 +129,9 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     if (session == nullptr) return true;
     const auto members = membersOf(*session, recorded->index);
     for (size_t i = 0; i < members.size(); ++i) {
-      if (members[i]->completed(recorded->sequences[i])) continue;
-      members[i]->liveness().checkSometimes();  // a loop that asks must learn of a loss
-      return false;
+      if (!members[i]->askDone(recorded->sequences[i])) return false;
     }
-    return std::all_of(members.begin(), members.end(),
-                       [&](Member* member) { return member->devicePast(recorded->number); });
+    return true;
   }
   void synchronizeEvent(void* event) const override {
     if (event == nullptr) return;
@@ -145,9 +140,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     if (session == nullptr) return;
     const auto members = membersOf(*session, recorded->index);
     for (size_t i = 0; i < members.size(); ++i) {
-      // An accelerator's worker is past a message when it has issued the call.
-      if (!members[i]->options().is_cpu) members[i]->synchronize();
-      members[i]->waitCompleted(recorded->sequences[i]);
+      members[i]->waitDone(recorded->sequences[i]);
       // Whoever waits for what failed learns of it, also if another thread asked first.
       members[i]->raiseReported(recorded->told[i], recorded->sequences[i]);
     }
@@ -195,7 +188,7 @@ Elapsed elapsedBetween(const void* start, const void* end) {
   Elapsed longest{0.0, 0.0};  // the whole is done when the last member is
   const auto members = membersOf(*session, to->index);
   for (size_t i = 0; i < members.size(); ++i) {
-    members[i]->waitCompleted(to->sequences[i]);
+    members[i]->waitDone(to->sequences[i]);
     const Elapsed here = members[i]->elapsed(from->number, to->number);
     if (here.all_ms >= longest.all_ms) longest = here;
   }

@@ -27,6 +27,8 @@ std::optional<CudaDriver> load() {
   FIND(cuDeviceGetName);
   FIND(cuDeviceGetAttribute);
   FIND(cuGetErrorString);
+  FIND(cuMemHostRegister_v2);
+  FIND(cuMemHostUnregister);
 #undef FIND
   if (!whole) return std::nullopt;  // not a driver
   return driver;
@@ -53,6 +55,15 @@ CudaFacts cudaFacts(int ordinal) {
   driver->cuDeviceGetAttribute(&facts.major, kCapabilityMajor, device);
   driver->cuDeviceGetAttribute(&facts.minor, kCapabilityMinor, device);
   return facts;
+}
+
+bool cudaRegisterHost(void* host, uint64_t bytes) {
+  const CudaDriver* driver = CudaDriver::get();
+  return driver != nullptr && driver->cuMemHostRegister_v2(host, bytes, 0) == kSuccess;
+}
+
+void cudaUnregisterHost(void* host) {
+  if (const CudaDriver* driver = CudaDriver::get()) driver->cuMemHostUnregister(host);
 }
 
 }  // namespace shoal::worker

@@ -3,6 +3,7 @@
 // documents.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -17,6 +18,8 @@ struct CudaDriver {
   int (*cuDeviceGetName)(char* name, int bytes, int device);
   int (*cuDeviceGetAttribute)(int* value, int attribute, int device);
   int (*cuGetErrorString)(int error, const char** text);
+  int (*cuMemHostRegister_v2)(void* host, size_t bytes, unsigned flags);
+  int (*cuMemHostUnregister)(void* host);
 };
 
 struct CudaFacts {
@@ -25,5 +28,10 @@ struct CudaFacts {
 };
 // What the driver says of a device. An empty name: there is no such driver, or it does not say.
 CudaFacts cudaFacts(int ordinal);
+
+// Registers host memory with the calling thread's context. Returns false if the driver refuses, or
+// if there is none.
+bool cudaRegisterHost(void* host, uint64_t bytes);
+void cudaUnregisterHost(void* host);
 
 }  // namespace shoal::worker

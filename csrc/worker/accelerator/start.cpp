@@ -17,6 +17,10 @@ void startDevice(c10::Device device) {
   guard.exchangeStream(guard.getNewStream(device));
 }
 
+void enterDevice(c10::Device device) {
+  c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+}
+
 DeviceBytes bytesOf(c10::Device device) {
   const auto [free, total] = c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index());
   return {free, total};

@@ -12,6 +12,8 @@ namespace shoal::worker {
 // of its own. torch's allocator works on the *current* device, whatever device a tensor names.
 // Does nothing for a CPU device.
 void startDevice(c10::Device device);
+// The same for another thread of the process, which waits for the device but issues nothing.
+void enterDevice(c10::Device device);
 
 struct DeviceBytes {
   uint64_t free, total;

@@ -14,10 +14,15 @@ void Events::record(uint64_t event, transport::Passed now) {
   moments_[event] = now;
   if (!device_.is_cpu()) {
     const c10::impl::VirtualGuardImpl guard(device_.type());
-    c10::Event recorded(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
-    recorded.record(guard.getStream(device_));
-    device_events_.erase(event);
-    device_events_.emplace(event, std::move(recorded));
+    const auto found = device_events_.find(event);
+    if (found == device_events_.end() && spare_.empty()) {
+      spare_.emplace_back(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
+    }
+    if (found == device_events_.end()) {
+      device_events_.emplace(event, std::move(spare_.back()));
+      spare_.pop_back();
+    }
+    device_events_.at(event).record(guard.getStream(device_));
   }
   if (progress_ != nullptr) transport::note(*progress_, event, now);
 }
@@ -37,17 +42,12 @@ Events::Elapsed Events::elapsed(uint64_t start, uint64_t end) {
   return elapsed;
 }
 
-bool Events::isPast(uint64_t event) const {
-  if (device_.is_cpu()) return true;  // a CPU call is done when it returns
-  // All calls of the session go to the current stream, so its query covers all of them.
-  if (event == 0) return c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).query();
-  const auto found = device_events_.find(event);
-  return found == device_events_.end() || found->second.query();
-}
-
 void Events::drop(uint64_t event) {
   moments_.erase(event);
-  device_events_.erase(event);
+  const auto found = device_events_.find(event);
+  if (found == device_events_.end()) return;
+  spare_.push_back(std::move(found->second));
+  device_events_.erase(found);
 }
 
 at::Generator& Generators::get(uint64_t number) {

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <unordered_map>
+#include <vector>
 
 #include "transport/progress.h"
 
@@ -25,8 +26,6 @@ class Events {
     double waited_ms;  // of that, for other devices of the lease
   };
   Elapsed elapsed(uint64_t start, uint64_t end);
-  // Whether the device has done all work from before the event (0: all so far). Never waits.
-  bool isPast(uint64_t event) const;
   void drop(uint64_t event);
 
  private:
@@ -34,6 +33,7 @@ class Events {
   transport::Progress* progress_;
   std::unordered_map<uint64_t, transport::Passed> moments_;
   std::unordered_map<uint64_t, c10::Event> device_events_;
+  std::vector<c10::Event> spare_;  // making one costs more than recording it
 };
 
 // Generator 0 is the device's default one.

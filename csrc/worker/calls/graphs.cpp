@@ -36,6 +36,7 @@ void Calls::backward(const wire::Backward& message, uint64_t sequence) {
     throw ProtocolError("the gradients do not match the graph");
   }
   operator_name_ = "backward";
+  segments_.useAnything();  // what the recorded call has kept
   try {
     std::shared_ptr<const Failure> poisoned;
     std::vector<at::Tensor> outputs;

@@ -28,13 +28,15 @@ void setState(at::Generator& generator, const void* data, uint64_t bytes) {
 
 Executor::Executor(ExecutorOptions options, const memory::SharedMemory& host, Arena* arena,
                    ReplySink& replies)
-    : arena_(arena),
+    : device_(openDevice(options.device)),
+      late_(device_->runsLate() ? std::make_unique<Late>(*device_, *options.progress) : nullptr),
+      arena_(arena),
       peers_(options.peers),
       replies_(replies),
       events_(options.device, options.progress),
       generators_(options.device),
       segments_({options.session,
-                 DeviceMemory(options.device),
+                 late_.get(),
                  arena,
                  options.shown,
                  &host,
@@ -42,7 +44,7 @@ Executor::Executor(ExecutorOptions options, const memory::SharedMemory& host, Ar
                  options.locations,
                  options.swap,
                  {options.memory_bytes, options.least_recent}}),
-      memory_(options.device, host, segments_, options.memory_bytes),
+      memory_(*device_, late_.get(), host, segments_, options.memory_bytes),
       transfers_(memory_, options.reader),
       peer_copies_(memory_, options.peers, options.requests),
       sharing_(memory_, options.shared),
@@ -103,7 +105,7 @@ void Executor::run(wire::Words message, uint64_t sequence) {
       [&](const CopyOut& m) { transfers_.copyOut(m); },
       [&](const CopyWithin& m) { transfers_.copyWithin(m, sequence); },
       [&](const Load& m) { transfers_.load(m, sequence); },
-      [&](const Read& m) { answer(DataReply{transfers_.read(m)}); },
+      [&](const Read& m) { replies_.replyBytes(transfers_.read(m)); },
       [&](const Locate& m) {
         transfers_.locate(m, arena_ == nullptr ? nullptr : &arena_->region());
       },
@@ -118,9 +120,8 @@ void Executor::run(wire::Words message, uint64_t sequence) {
         const auto elapsed = events_.elapsed(m.start, m.end);
         answer(ElapsedReply{elapsed.all_ms, elapsed.waited_ms});
       },
-      [&](const EventQuery& m) { answer(EventQueryReply{events_.isPast(m.event)}); },
       [&](const EventDrop& m) { events_.drop(m.event); },
-      [&](const Sync&) { memory_.device().synchronize(); },
+      [](const Sync&) {},  // its reply comes when it is done
       [&](const Stats&) { answer(stats()); },
       [&](const Forget&) { calls_.forget(); },
       [&](const Backward& m) { calls_.backward(m, sequence); },
@@ -143,7 +144,7 @@ void Executor::run(wire::Words message, uint64_t sequence) {
 void Executor::trim() {
   if (arena_ != nullptr) arena_->trim();
   segments_.trim();
-  memory_.device().emptyCache();
+  device_->emptyCache();
 }
 
 void Executor::generatorSave(const wire::GeneratorSave& message) {
@@ -151,16 +152,17 @@ void Executor::generatorSave(const wire::GeneratorSave& message) {
   wire::SavedGenerator saved{state.nbytes(), {}};
   TORCH_CHECK(saved.bytes <= saved.state.size(), "a generator's state is too large");
   std::memcpy(saved.state.data(), state.data_ptr(), saved.bytes);
-  segments_.bind(message.address, memory_.device().allocate(sizeof saved), sizeof saved);
-  memory_.device().copyIn(memory_.range(message.address, sizeof saved, true).data, &saved,
-                          sizeof saved);
+  segments_.bind(message.address, device_->allocate(sizeof saved), sizeof saved);
+  memory_.put(message.address, &saved, sizeof saved);
 }
 
 void Executor::generatorLoad(const wire::GeneratorLoad& message) {
   auto& generator = generators_.get(message.generator);
   wire::SavedGenerator saved;
-  memory_.device().copyOut(&saved, memory_.range(message.address, sizeof saved, false).data,
-                           sizeof saved);
+  // Waits for the device: the next draw starts from these bytes. Only a change of device sends
+  // this.
+  device_->copyOut(Lane::kCompute, &saved, memory_.range(message.address, sizeof saved, false).data,
+                   sizeof saved);
   if (saved.bytes == 0 || saved.bytes > saved.state.size()) {
     throw ProtocolError("the segment does not hold a generator's state");
   }
@@ -189,8 +191,11 @@ void Executor::recordEvent(uint64_t event) {
 
 wire::StatsReply Executor::stats() const {
   const SwapCounters paged = segments_.counters();
-  return {.used_bytes = arena_ != nullptr ? arena_->usedBytes() : 0,
-          .reserved_bytes = arena_ != nullptr ? arena_->reservedBytes() : 0,
+  const Accelerator::Held held =
+      arena_ != nullptr ? Accelerator::Held{arena_->usedBytes(), arena_->reservedBytes()}
+                        : device_->held();
+  return {.used_bytes = held.used,
+          .reserved_bytes = held.reserved,
           .segment_bytes = segments_.boundBytes(),
           .segments = segments_.count(),
           .calls = calls_.count(),

@@ -7,6 +7,7 @@
 
 #include "memory/shared_memory.h"
 #include "wire/messages.h"
+#include "worker/accelerator/late.h"
 #include "worker/calls/calls.h"
 #include "worker/calls/device.h"
 #include "worker/execute/peer_copies.h"
@@ -24,16 +25,17 @@ namespace shoal::worker {
 
 struct ExecutorOptions {
   uint32_t session = 1;
-  c10::Device device{c10::DeviceType::CPU};
-  uint64_t memory_bytes = 0;     // what the lease grants
-  const Peers* peers = nullptr;  // the other devices of the lease, if there are any
+  c10::Device device{c10::DeviceType::CPU};  // started, if it is an accelerator
+  uint64_t memory_bytes = 0;                 // what the lease grants
+  const Peers* peers = nullptr;              // the other devices of the lease, if there are any
   const transport::RingConsumer* requests = nullptr;  // the stream, to look ahead
   SwapOptions swap;
   bool least_recent = false;                      // page by plain LRU on demand, to compare with
   transport::LocationTable* locations = nullptr;  // where they find this device's segments
-  transport::Progress* progress = nullptr;        // where the client finds the times of events
-  SharedMemories* shared = nullptr;               // shared tensors that the client passes
-  ReaderMemory* reader = nullptr;                 // where a data reader at this node puts samples
+  // How far this device is, and the times of events. An accelerator has one.
+  transport::Progress* progress = nullptr;
+  SharedMemories* shared = nullptr;  // shared tensors that the client passes
+  ReaderMemory* reader = nullptr;    // where a data reader at this node puts samples
   double speed = 1.0;  // below 1, calls take 1/speed of their time: an unequal device to test with
   RunOperator run_operator = &runOperator;
   ShownCopies* shown = nullptr;  // what peers read of an accelerator
@@ -51,6 +53,8 @@ class Executor {
   void handle(const std::vector<uint64_t>& message, uint64_t sequence);
   // Whether a failure is pending that no reply has reported.
   bool hasFailed() const { return replies_.hasFailed(); }
+  Accelerator& device() const { return *device_; }
+  Late* late() const { return late_.get(); }  // null where the device does not run late
   // To be carried out between two messages.
   ServerOrders& orders() { return orders_; }
 
@@ -69,6 +73,8 @@ class Executor {
   void recordEvent(uint64_t event);
   wire::StatsReply stats() const;
 
+  std::unique_ptr<Accelerator> device_;
+  std::unique_ptr<Late> late_;
   Arena* arena_;
   const Peers* peers_;
   Replies replies_;

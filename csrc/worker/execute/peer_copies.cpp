@@ -65,8 +65,8 @@ void PeerCopies::addFrom(const wire::Fetch& fetch, at::ScalarType type, uint64_t
   const bool elsewhere = peers_->toldBy(fetch.peer) != nullptr;
   // Add a chunk only when it is complete: a read may repeat it. From another machine everything
   // comes at once.
-  const DeviceMemory& device = memory_.device();
-  const uint64_t most_bytes = device.isHost() ? kAddBytes : kAddBytesOnDevice;
+  Accelerator& device = memory_.device();
+  const uint64_t most_bytes = device.runsLate() ? kAddBytesOnDevice : kAddBytes;
   const uint64_t piece_bytes = elsewhere ? fetch.bytes : std::min(fetch.bytes, most_bytes);
   const c10::Storage piece = device.allocate(piece_bytes);
   auto* const buffer = static_cast<std::byte*>(piece.mutable_data());
@@ -83,7 +83,7 @@ void PeerCopies::addFrom(const wire::Fetch& fetch, at::ScalarType type, uint64_t
 
 void PeerCopies::read(uint32_t peer, const network::ReadRequest& request, std::byte* to) const {
   const auto copy = [&](const std::byte* from, uint64_t at, uint64_t piece_bytes) {
-    memory_.device().copyIn(to + at, from, piece_bytes);
+    memory_.put(to + at, from, piece_bytes);
   };
   if (peers_->read(peer, request, copy)) return;
   throw PeerFailed("device " + peers_->name(peer) +

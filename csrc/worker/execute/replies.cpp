@@ -1,5 +1,6 @@
 #include "worker/execute/replies.h"
 
+#include <cstring>
 #include <utility>
 
 #include "wire/limits.h"
@@ -11,6 +12,12 @@ void Replies::reply(const std::vector<uint64_t>& payload) {
   if (replyPending()) return;
   owed_ = false;
   sink_.send(kind_, wire::ErrorKind::kNone, sequence_, payload);
+}
+
+void Replies::replyBytes(std::span<const std::byte> bytes) {
+  if (replyPending()) return;
+  owed_ = false;
+  sink_.sendBytes(kind_, sequence_, bytes);
 }
 
 void Replies::fail(std::shared_ptr<const Failure> failure) {
@@ -28,15 +35,24 @@ bool Replies::replyPending() {
   return true;
 }
 
-// `shown_in`: the message in which the failure showed; 0: the one that is replied to.
 void Replies::replyFailure(const Failure& failure, uint64_t shown_in) {
   owed_ = false;
+  sink_.send(kind_, failure.kind, sequence_, errorPayload(failure, shown_in));
+}
+
+std::vector<uint64_t> errorPayload(const Failure& failure, uint64_t shown_in) {
   std::string both = failure.text.substr(0, wire::kErrorTextBytesMax);
   wire::ErrorReply error{failure.sequence, shown_in, both.size(), 0, {}};
   both.append(failure.operator_name, 0, wire::kOperatorNameBytesMax);
   error.name_bytes = both.size() - error.text_bytes;
   error.both = both;
-  sink_.send(kind_, failure.kind, sequence_, wire::body(error));
+  return wire::body(error);
+}
+
+std::vector<uint64_t> dataPayload(std::span<const std::byte> bytes) {
+  std::vector<uint64_t> words((bytes.size() + 7) / 8);
+  if (!bytes.empty()) std::memcpy(words.data(), bytes.data(), bytes.size());
+  return wire::body(wire::DataReply{words});
 }
 
 }  // namespace shoal::worker

@@ -1,7 +1,9 @@
 // The replies of one op stream, and the failure that waits for one.
 #pragma once
 
+#include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -10,13 +12,21 @@
 
 namespace shoal::worker {
 
-// Where replies go. One per transport.
+// Where replies go.
 class ReplySink {
  public:
   virtual ~ReplySink() = default;
   virtual void send(wire::Kind kind, wire::ErrorKind error, uint64_t sequence,
                     const std::vector<uint64_t>& payload) = 0;
+  // A reply of bytes. They are there when the message is done.
+  virtual void sendBytes(wire::Kind kind, uint64_t sequence, std::span<const std::byte> bytes) = 0;
 };
+
+// The payload of a reply that is an error. `shown_in`: the message in which the failure showed; 0:
+// the one that is replied to.
+std::vector<uint64_t> errorPayload(const Failure& failure, uint64_t shown_in);
+// The payload of a reply of bytes.
+std::vector<uint64_t> dataPayload(std::span<const std::byte> bytes);
 
 // A message gets one reply at most. The reply of an older failure takes its place.
 class Replies {
@@ -35,6 +45,7 @@ class Replies {
   bool hasFailed() const { return pending_.failure != nullptr; }
 
   void reply(const std::vector<uint64_t>& payload);
+  void replyBytes(std::span<const std::byte> bytes);
   // The message is done: replies without a payload if nothing else did.
   void finish() {
     if (owed_) reply({});

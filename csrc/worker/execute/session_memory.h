@@ -7,11 +7,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <span>
 
 #include "memory/shared_memory.h"
 #include "transport/ring.h"
 #include "wire/address.h"
-#include "worker/accelerator/device_memory.h"
+#include "worker/accelerator/late.h"
 #include "worker/failure/failure.h"
 #include "worker/paging/segments.h"
 
@@ -20,12 +21,15 @@ namespace shoal::worker {
 class SessionMemory {
  public:
   // `host` is the region that the client allocates pinned memory and staging blocks from. The lease
-  // grants `limit_bytes`.
-  SessionMemory(c10::Device device, const memory::SharedMemory& host, Segments& segments,
-                uint64_t limit_bytes)
-      : device_(device), host_(host), segments_(segments), limit_bytes_(limit_bytes) {}
+  // grants `limit_bytes`. `late` is null where the device does not run late.
+  SessionMemory(Accelerator& device, Late* late, const memory::SharedMemory& host,
+                Segments& segments, uint64_t limit_bytes)
+      : device_(device), late_(late), host_(host), segments_(segments), limit_bytes_(limit_bytes) {
+    if (late_ != nullptr) late_->registered.add(host.data(), host.bytes());
+  }
 
-  const DeviceMemory& device() const { return device_; }
+  Accelerator& device() const { return device_; }
+  bool runsLate() const { return late_ != nullptr; }
   const memory::SharedMemory& host() const { return host_; }
   Segments& segments() const { return segments_; }
   uint64_t limitBytes() const { return limit_bytes_; }
@@ -43,6 +47,18 @@ class SessionMemory {
   // Brings the range into the device's memory. Throws PoisonedError if there is nothing to use.
   Range range(wire::Address address, uint64_t bytes, bool writes) const;
 
+  // Copies to the range, or to memory behind it. `from` may go when this returns.
+  void put(wire::Address address, const void* from, uint64_t bytes) const {
+    put(range(address, bytes, true).data, from, bytes);
+  }
+  void put(std::byte* to, const void* from, uint64_t bytes) const;
+  // Copies between the range and the client's region, beside operators. The client keeps that
+  // memory until the message is done.
+  void copyIn(wire::Address address, const std::byte* host, uint64_t bytes) const;
+  void copyOut(std::byte* host, wire::Address address, uint64_t bytes) const;
+  // The range's bytes, when the message is done and until its reply is sent.
+  std::span<const std::byte> read(wire::Address address, uint64_t bytes) const;
+
   // Runs `copy`, which writes to [to, + bytes) for message `sequence`. Poisons the target if it
   // fails: some of its bytes may be there, and the stream does not want the old ones.
   template <typename Copy>
@@ -59,7 +75,10 @@ class SessionMemory {
   }
 
  private:
-  DeviceMemory device_;
+  Range rangeOf(const Place& place) const;
+
+  Accelerator& device_;
+  Late* late_;
   const memory::SharedMemory& host_;
   Segments& segments_;
   uint64_t limit_bytes_;

@@ -20,7 +20,7 @@ void check(const auto& message) {
 }  // namespace
 
 std::shared_ptr<SharedBlock> Sharing::take(const auto& message, bool owner) const {
-  if (memories_ == nullptr || !memory_.device().isHost()) {
+  if (memories_ == nullptr || memory_.runsLate()) {
     throw ProtocolError("the memory of this device cannot be shared");
   }
   SharedFds fds = memories_->take(message.number);

@@ -8,30 +8,26 @@ using wire::ProtocolError;
 
 void Transfers::adopt(const wire::Adopt& message) {
   std::byte* host = memory_.hostRange(message.host, message.bytes);
-  if (!memory_.device().isHost()) throw ProtocolError("only a CPU device can adopt host memory");
+  if (memory_.runsLate()) throw ProtocolError("only a CPU device can adopt host memory");
   memory_.requireRoom(message.bytes, "allocate");
   memory_.segments().adopt(message.address, host, message.bytes);
   in_bytes_ += message.bytes;
 }
 
 void Transfers::write(const wire::Write& message) {
-  const uint64_t bytes = message.data.size();
-  memory_.device().copyIn(memory_.range(message.address, bytes, true).data, message.data.data(),
-                          bytes);
-  in_bytes_ += bytes;
+  memory_.put(message.address, message.data.data(), message.data.size());
+  in_bytes_ += message.data.size();
 }
 
 void Transfers::copyIn(const wire::CopyIn& message) {
   const std::byte* host = memory_.hostRange(message.host, message.bytes);
-  memory_.device().copyIn(memory_.range(message.address, message.bytes, true).data, host,
-                          message.bytes);
+  memory_.copyIn(message.address, host, message.bytes);
   in_bytes_ += message.bytes;
 }
 
 void Transfers::copyOut(const wire::CopyOut& message) {
   std::byte* host = memory_.hostRange(message.host, message.bytes);
-  memory_.device().copyOut(host, memory_.range(message.address, message.bytes, false).data,
-                           message.bytes);
+  memory_.copyOut(host, message.address, message.bytes);
   out_bytes_ += message.bytes;
 }
 
@@ -52,18 +48,14 @@ void Transfers::load(const wire::Load& message, uint64_t sequence) {
     if (message.offset > from->bytes() || bytes > from->bytes() - message.offset) {
       throw ProtocolError("a range lies outside of the reader's memory");
     }
-    memory_.device().copyIn(memory_.range(message.address, bytes, true).data,
-                            from->data() + message.offset, bytes);
+    memory_.put(message.address, from->data() + message.offset, bytes);
   });
   in_bytes_ += bytes;
 }
 
-std::vector<uint64_t> Transfers::read(const wire::Read& message) {
-  std::vector<uint64_t> data((message.bytes + 7) / 8);
-  memory_.device().copyOut(data.data(), memory_.range(message.address, message.bytes, false).data,
-                           message.bytes);
+std::span<const std::byte> Transfers::read(const wire::Read& message) {
   out_bytes_ += message.bytes;
-  return data;
+  return memory_.read(message.address, message.bytes);
 }
 
 void Transfers::locate(const wire::Locate& message, const memory::SharedMemory* arena) {

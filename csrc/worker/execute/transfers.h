@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
+#include <span>
 
 #include "wire/messages.h"
 #include "worker/execute/session_memory.h"
@@ -21,7 +21,7 @@ class Transfers {
   void copyOut(const wire::CopyOut& message);
   void copyWithin(const wire::CopyWithin& message, uint64_t sequence);
   void load(const wire::Load& message, uint64_t sequence);
-  std::vector<uint64_t> read(const wire::Read& message);
+  std::span<const std::byte> read(const wire::Read& message);
   // `arena` is the device's memory, null on accelerators.
   void locate(const wire::Locate& message, const memory::SharedMemory* arena);
 

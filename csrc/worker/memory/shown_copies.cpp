@@ -36,8 +36,4 @@ void ShownCopies::release(void* context) {
   delete block;
 }
 
-void ShownCopies::trim() {
-  for (const auto& [offset, bytes] : blocks_.freeRanges()) region_.discard(offset, bytes);
-}
-
 }  // namespace shoal::worker

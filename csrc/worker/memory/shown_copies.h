@@ -27,8 +27,6 @@ class ShownCopies {
   // Memory for a copy. It is free again when its storage goes; only the worker's main thread lets
   // it go. Throws c10::OutOfMemoryError if there is none.
   c10::Storage allocate(uint64_t bytes);
-  // Gives free pages back to the system.
-  void trim();
 
  private:
   static void release(void* context);

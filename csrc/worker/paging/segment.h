@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "worker/accelerator/lanes.h"
 #include "worker/failure/failure.h"
 #include "worker/memory/copier.h"
 #include "worker/paging/eviction_policy.h"
@@ -29,6 +30,7 @@ struct Segment : PagedSegment {
   bool dropped = false;                   // it was dead when it left; its bytes are gone
   std::shared_ptr<const Failure> poison;  // set if the call that makes it failed
   std::vector<PeerRead> readers;
+  Uses uses;                            // where the device runs late
   std::shared_ptr<SharedBlock> shared;  // set if other sessions map the memory too
   std::optional<SwapBlock> swap;
   std::shared_ptr<CopyJob> incoming;  // set while its memory is here and its bytes are not

@@ -9,6 +9,8 @@
 namespace shoal::worker {
 namespace {
 
+constexpr uint64_t kKeptPart = 8;  // freed memory may wait for copies: this part of the lease's
+
 std::string hex(wire::Address address) {
   char text[24];
   std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(address));
@@ -25,10 +27,11 @@ const memory::SharedMemory* mappedBy(const SegmentsOptions& options) {
 
 Segments::Segments(const SegmentsOptions& options)
     : session_(options.session),
-      device_(options.device),
+      late_(options.late),
       arena_(options.arena),
       shown_(options.shown),
       peers_(options.peers),
+      limit_bytes_(options.policy.limit_bytes),
       locations_(options.locations, mappedBy(options), options.host),
       policy_(options.policy) {
   if (arena_ == nullptr) return;
@@ -127,10 +130,11 @@ c10::Storage Segments::snapshot(const Segment& segment) const {
 }
 
 // Copies its bytes to where peers see them.
-c10::Storage Segments::shownCopy(const Segment& segment) {
+c10::Storage Segments::shownCopy(Segment& segment) {
   if (shown_->isFull(segment.bytes)) dropFreed(/*wait=*/true);
   c10::Storage copy = shown_->allocate(segment.bytes);
-  device_.copyOut(copy.mutable_data(), segment.storage.data(), segment.bytes);
+  late_->copyOut(segment.uses, static_cast<std::byte*>(copy.mutable_data()),
+                 static_cast<const std::byte*>(segment.storage.data()), segment.bytes);
   return copy;
 }
 
@@ -141,6 +145,14 @@ void Segments::expect(wire::Address address) {
 }
 
 Place Segments::use(wire::Address address, uint64_t bytes, bool writes) {
+  const Place place = useBeside(address, bytes, writes);
+  if (late_ != nullptr && place.segment->poison == nullptr) {
+    late_->lanes.compute(place.segment->uses, writes);
+  }
+  return place;
+}
+
+Place Segments::useBeside(wire::Address address, uint64_t bytes, bool writes) {
   const Place place = resolve(address, bytes);
   Segment& segment = *place.segment;
   if (segment.poison != nullptr) return place;
@@ -158,6 +170,7 @@ Segment& Segments::set(wire::Address address, c10::Storage storage, uint64_t byt
   segment.bytes = bytes;
   segment.bound = true;
   segment.poison = nullptr;
+  if (late_ != nullptr) late_->lanes.made(segment.uses);
   locations_.publish(segment);
   return segment;
 }
@@ -198,7 +211,16 @@ void Segments::release(wire::Address address) {
   locations_.publish(segment);
 }
 
-// Takes a segment's memory away. Memory that a peer still reads outlives its segment.
+// Whether the segment's memory must outlive it because copies run. If too much is kept already, the
+// memory is free at once, and operators wait for the copies.
+bool Segments::keepForCopies(const Segment& segment) {
+  if (late_ == nullptr || !late_->lanes.copiesRun(segment.uses)) return false;
+  if (kept_bytes_ + segment.bytes <= limit_bytes_ / kKeptPart) return true;
+  late_->lanes.drop(segment.uses);
+  return false;
+}
+
+// Takes a segment's memory away. Memory that a peer or a copy still uses outlives its segment.
 void Segments::retire(Segment& segment) {
   if (swapper_ != nullptr) swapper_->freed(segment);
   if (segment.shared != nullptr) {
@@ -206,21 +228,27 @@ void Segments::retire(Segment& segment) {
     --shared_count_;
     segment.shared = nullptr;
   }
-  if (!segment.readers.empty()) {
-    freed_.push_back({std::move(segment.storage), std::move(segment.readers)});
+  const bool kept = segment.bound && keepForCopies(segment);
+  if (kept) kept_bytes_ += segment.storage.nbytes();
+  if (kept || !segment.readers.empty()) {
+    freed_.push_back(
+        {std::move(segment.storage), std::move(segment.readers), kept ? late_->lanes.now() : 0});
     segment.readers.clear();
   }
   if (!freed_.empty()) dropFreed(/*wait=*/false);
 }
 
-// Releases freed memory that no peer reads any more; with `wait`, all of it. Returns whether there
-// was any.
+// Releases freed memory that nobody uses any more; with `wait`, it waits for peers. Returns whether
+// there was any.
 bool Segments::dropFreed(bool wait) {
   const size_t dropped = std::erase_if(freed_, [&](Freed& freed) {
     for (const PeerRead& reader : freed.readers) {
       if (wait) peers_->awaitRead(reader.peer, reader.sequence);
       if (!peers_->hasRead(reader.peer, reader.sequence)) return false;
     }
+    if (freed.until == 0) return true;
+    if (freed.until > late_->lanes.done()) return false;
+    kept_bytes_ -= freed.storage.nbytes();
     return true;
   });
   return dropped > 0;
@@ -231,13 +259,13 @@ void Segments::addReader(wire::Address address, PeerRead reader, uint64_t export
   PeerRead& before = noted_[exported % transport::kExportNotes];
   peers_->awaitRead(before.peer, before.sequence);
   before = reader;
-  const Place place = use(address, 0, /*writes=*/false);
+  const Place place = useBeside(address, 0, /*writes=*/false);
   const bool copies = shown_ != nullptr && place.segment->bound && place.segment->bytes > 0;
   if (copies || place.segment->shared != nullptr) {
     // Peers do not map this memory. They read a copy, which goes when they are done.
     c10::Storage copy = copies ? shownCopy(*place.segment) : snapshot(*place.segment);
     locations_.noteCopy(exported, copy);
-    freed_.push_back({std::move(copy), {reader}});
+    freed_.push_back({std::move(copy), {reader}, 0});
     return;
   }
   locations_.note(exported, *place.segment);

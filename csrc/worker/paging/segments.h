@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "wire/address.h"
-#include "worker/accelerator/device_memory.h"
+#include "worker/accelerator/late.h"
 #include "worker/memory/arena.h"
 #include "worker/memory/shown_copies.h"
 #include "worker/paging/eviction_policy.h"
@@ -20,7 +20,7 @@ namespace shoal::worker {
 
 struct SegmentsOptions {
   uint32_t session = 1;
-  DeviceMemory device{c10::Device(c10::DeviceType::CPU)};
+  Late* late = nullptr;                        // null where the device does not run late
   Arena* arena = nullptr;                      // null on accelerators: their segments never leave
   ShownCopies* shown = nullptr;                // what peers read there
   const memory::SharedMemory* host = nullptr;  // the client's region
@@ -51,6 +51,10 @@ class Segments final : private Reclaimer {
   void begin(uint64_t sequence) {
     policy_.setNow(sequence);
     if (swapper_ != nullptr) swapper_->between();
+    if (late_ != nullptr) {
+      late_->begin(sequence);
+      if (!freed_.empty()) dropFreed(/*wait=*/false);
+    }
   }
 
   // Binds `address` (the start of a segment) to memory, in place of what was there before.
@@ -71,6 +75,12 @@ class Segments final : private Reclaimer {
   // The same for a message that uses the bytes: it brings them into the device's memory, where they
   // stay while anything but the segment holds its storage. If it `writes`, no peer reads them.
   Place use(wire::Address address, uint64_t bytes, bool writes);
+  // The same for a copy that runs beside operators. Late::copyIn and copyOut order it.
+  Place useBeside(wire::Address address, uint64_t bytes, bool writes);
+  // Operators use segments that they do not name.
+  void useAnything() {
+    if (late_ != nullptr) late_->lanes.computeAnything();
+  }
   // The message that runs will use the segment: bringing another in must not evict it.
   void expect(wire::Address address);
   // A peer will read the segment. Message `exported` says so, and notes where the segment is.
@@ -82,7 +92,6 @@ class Segments final : private Reclaimer {
   // Gives unused host memory and swap space back to the system.
   void trim() {
     if (swapper_ != nullptr) swapper_->trim();
-    if (shown_ != nullptr) shown_->trim();
   }
   uint64_t swapBytes() const { return swapper_ == nullptr ? 0 : swapper_->bytes(); }
   uint64_t swappedBytes() const { return swapper_ == nullptr ? 0 : swapper_->usedBytes(); }
@@ -101,11 +110,13 @@ class Segments final : private Reclaimer {
   void retire(Segment& segment);
   bool dropFreed(bool wait);
   c10::Storage snapshot(const Segment& segment) const;
-  c10::Storage shownCopy(const Segment& segment);
+  c10::Storage shownCopy(Segment& segment);
+  bool keepForCopies(const Segment& segment);
 
   struct Freed {
     c10::Storage storage;
     std::vector<PeerRead> readers;
+    uint64_t until = 0;  // the message after which no copy of the device uses it
   };
   struct Slot {
     std::unique_ptr<Segment> segment;
@@ -113,14 +124,16 @@ class Segments final : private Reclaimer {
   };
 
   uint32_t session_;
-  DeviceMemory device_;
+  Late* late_;
   Arena* arena_;
   ShownCopies* shown_;
   const Peers* peers_;
-  std::vector<Freed> freed_;     // that peers still read
+  std::vector<Freed> freed_;     // that peers or copies still use
   std::vector<PeerRead> noted_;  // by number of the note: who may still look at it
   std::vector<Slot> slots_;
   uint64_t bound_bytes_ = 0;
+  uint64_t limit_bytes_;
+  uint64_t kept_bytes_ = 0;  // freed, for copies
   uint64_t shared_bytes_ = 0;
   size_t shared_count_ = 0;
   size_t count_ = 0;

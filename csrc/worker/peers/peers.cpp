@@ -46,7 +46,7 @@ const Peers::Peer& Peers::at(uint32_t peer) const {
 }
 
 bool Peers::isPast(uint32_t peer, uint64_t sequence) const {
-  return at(peer).progress->completed.load(std::memory_order_acquire) >= sequence;
+  return transport::isDone(*at(peer).progress, sequence);
 }
 
 size_t Peers::countHere() const {
@@ -72,7 +72,7 @@ bool Peers::awaitOrEnd(uint32_t peer, uint64_t sequence) const {
   if (other.silent_since == beat) raiseSilent(other);  // lost before, and silent since
   int64_t beat_at = start;
   int64_t spin_us = kSpinUs;
-  while (!transport::awaitCompleted(*other.progress, sequence, spin_us, kSliceMs)) {
+  while (!transport::awaitDone(*other.progress, sequence, spin_us, kSliceMs)) {
     spin_us = 0;
     liveness_();
     if (hasEnded(other)) return isPast(peer, sequence);  // the message may be its last

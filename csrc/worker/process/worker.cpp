@@ -30,6 +30,7 @@
 #include "worker/execute/executor.h"
 #include "worker/failure/lost_context.h"
 #include "worker/memory/arena.h"
+#include "worker/process/completion.h"
 #include "worker/shared/reader_memory.h"
 
 namespace shoal::worker {
@@ -41,33 +42,6 @@ constexpr int64_t kSpinUs = 1000;
 constexpr int64_t kSpinShortUs = 50;          // if the client and the lease's devices use all cores
 constexpr int64_t kSleepMs = 50;              // between two looks whether the client is there
 constexpr int64_t kArrivalsNs = 10000000000;  // for a remote client to open its data connections
-
-class RingReplies final : public ReplySink {
- public:
-  RingReplies(std::byte* region, transport::Progress* progress, transport::Liveness liveness)
-      : progress_(progress), ring_(region, wire::kReplyRingBytes, std::move(liveness)) {}
-
-  void send(wire::Kind kind, wire::ErrorKind error, uint64_t sequence,
-            const std::vector<uint64_t>& payload) override {
-    const wire::Reply reply{static_cast<uint16_t>(error), sequence, payload};
-    const size_t bytes = (1 + wire::wordsOf(reply)) * 8;
-    if (bytes > wire::kMessageBytesMax) {
-      throw std::length_error("a reply of " + std::to_string(bytes) + " bytes is too large");
-    }
-    uint64_t* words = ring_.reserve(bytes);
-    words[0] = wire::headerWord(kind, static_cast<uint32_t>(bytes), reply.flags);
-    wire::write(reply, words + 1);
-    // A client that has the reply must find its request done. A reply reports any failure, so none
-    // is left.
-    progress_->failed.store(0, std::memory_order_relaxed);
-    transport::publish(*progress_, sequence);
-    ring_.commit(bytes);
-  }
-
- private:
-  transport::Progress* progress_;
-  transport::RingProducer ring_;
-};
 
 int64_t spinUs(const Peers* peers) {
   const size_t busy = 1 + (peers == nullptr ? 1 : peers->countHere());
@@ -110,15 +84,23 @@ bool closed(int socket) {
 
 [[noreturn]] void run(Executor& executor, transport::RingConsumer& requests,
                       transport::Progress& progress, int64_t spin_us,
-                      const transport::Liveness& liveness) {
+                      const transport::Liveness& liveness, Completion* completion) {
   ServerOrders& orders = executor.orders();
   std::vector<uint64_t> message;
   uint64_t sequence = 0;
   while (true) {
     if (orders.any()) orders.obey();
     if (!requests.poll(message)) {
+      if (completion != nullptr) completion->flush();
       if (requests.spin(spin_us)) continue;
       while (!orders.any() && !requests.sleep(kSleepMs)) liveness();
+      continue;
+    }
+    if (completion != nullptr) {
+      const auto kind = static_cast<wire::Kind>(wire::headerKind(message[0]));
+      completion->beforeIssuing(kind);
+      executor.handle(message, ++sequence);
+      completion->issued(kind, sequence, executor.hasFailed());
       continue;
     }
     executor.handle(message, ++sequence);
@@ -243,7 +225,8 @@ void Worker::serve() {
   }).detach();
 
   if (state_->arena != nullptr) c10::SetAllocator(c10::DeviceType::CPU, state_->arena.get(), 255);
-  startDevice(c10::Device(options.device));
+  const c10::Device device(options.device);
+  startDevice(device);
   applySettings({});
   at::set_num_threads(options.threads);
   const c10::AutoGradMode no_grad(false);
@@ -251,29 +234,56 @@ void Worker::serve() {
 
   if (state_->arrivals != nullptr) welcomeArrivals(progress);
   const transport::Liveness liveness = state_->liveness();
-  RingReplies replies(state_->replies.data(), progress, liveness);
+  RingReplies ring(state_->replies.data(), *progress, liveness);
+  std::unique_ptr<Completion> completion;  // only of a device that runs late
+  if (!device.is_cpu()) completion = std::make_unique<Completion>(*progress, ring);
+  ReplySink& replies = completion == nullptr ? static_cast<ReplySink&>(ring) : *completion;
   transport::LocationTable locations(state_->locations.data());
   transport::RingConsumer requests(state_->requests.data(), wire::kRingBytes,
                                    wire::kMessageBytesMax, liveness);
-  ExecutorOptions executor_options;
-  executor_options.session = options.session;
-  executor_options.device = c10::Device(options.device);
-  executor_options.memory_bytes = options.memory_bytes;
-  executor_options.peers = state_->peers.get();
+  ExecutorOptions executor_options = executorOptions();
   executor_options.requests = &requests;
-  executor_options.swap = {options.spill_host_bytes, options.spill_disk_bytes,
-                           options.spill_directory, state_->grant.get()};
-  executor_options.grant = state_->grant.get();
-  executor_options.least_recent = options.least_recent;
   executor_options.locations = &locations;
-  executor_options.progress = progress;
-  executor_options.shared = &state_->shared;
-  executor_options.reader = &state_->reader;
-  executor_options.speed = options.speed;
-  executor_options.shown = state_->shown.get();
   Executor executor(executor_options, state_->host, state_->arena.get(), replies);
+  if (completion != nullptr) {
+    completion->start(executor.device(), *executor.late());
+    const auto start = [this](const char* name, std::function<void()> loop) {
+      std::thread([this, name, loop = std::move(loop)] {
+        prctl(PR_SET_NAME, name);
+        guarded(loop);
+      }).detach();
+    };
+    start("shoal-done", [&completion] { completion->run(); });
+    start("shoal-reads", [&completion] { completion->runReads(); });
+  }
+  guarded([&] {
+    run(executor, requests, *progress, spinUs(state_->peers.get()), liveness, completion.get());
+  });
+}
+
+ExecutorOptions Worker::executorOptions() const {
+  const WorkerOptions& options = state_->options;
+  ExecutorOptions found;
+  found.session = options.session;
+  found.device = c10::Device(options.device);
+  found.memory_bytes = options.memory_bytes;
+  found.peers = state_->peers.get();
+  found.swap = {options.spill_host_bytes, options.spill_disk_bytes, options.spill_directory,
+                state_->grant.get()};
+  found.grant = state_->grant.get();
+  found.least_recent = options.least_recent;
+  found.progress = reinterpret_cast<transport::Progress*>(state_->progress.data());
+  found.shared = &state_->shared;
+  found.reader = &state_->reader;
+  found.speed = options.speed;
+  found.shown = state_->shown.get();
+  return found;
+}
+
+void Worker::guarded(const std::function<void()>& loop) const {
+  const WorkerOptions& options = state_->options;
   try {
-    run(executor, requests, *progress, spinUs(state_->peers.get()), liveness);
+    loop();
   } catch (const transport::PeerLost&) {
     transport::endWithClient(options.socket, options.client_pidfd);
   } catch (const std::exception& error) {
@@ -284,6 +294,7 @@ void Worker::serve() {
     transport::logError("session " + std::to_string(options.session) + " ends: " + error.what());
     transport::endProcess(transport::Ending::kFailed, error.what());
   }
+  std::abort();  // the loops never return
 }
 
 void Worker::welcomeArrivals(transport::Progress* progress) {

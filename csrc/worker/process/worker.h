@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,6 +13,8 @@
 #include "worker/peers/peers.h"
 
 namespace shoal::worker {
+
+struct ExecutorOptions;
 
 struct WorkerOptions {
   int socket = -1;         // connected to the client; the session ends when it closes
@@ -58,6 +61,9 @@ class Worker {
   [[noreturn]] void serve();
 
  private:
+  ExecutorOptions executorOptions() const;
+  // Runs a loop without an end. The process ends with it.
+  [[noreturn]] void guarded(const std::function<void()>& loop) const;
   void welcomeArrivals(transport::Progress* progress);
   void servePeer(network::Connection& connection, const network::Greeting& greeting);
 

@@ -123,6 +123,9 @@ def memory_summary(device: Any = None) -> str:
 def traffic(device: Any = None) -> dict[str, int]:
     """Return messages and bytes between client and device, and bytes that the client copied.
 
+    `issued` and `done` count messages that the worker has handed to the device, and those that the
+    device has finished. On a CPU device the two are equal.
+
     >>> torch.shoal.traffic()["bytes_in"]
     """
     return _core.traffic(_index(device)) if _core.device_count() else {}
