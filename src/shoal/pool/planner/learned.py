@@ -8,15 +8,11 @@ from typing import Any
 
 import msgspec
 
+from shoal.pool.base import limits
 from shoal.pool.planner.facts import Knowledge
 from shoal.schedule.model.predictor import TaskProfile
 
 _log = logging.getLogger(__name__)
-
-#: The newest types of tasks, their pairs, and the newest names of tasks that are kept.
-TYPES_KEPT = 200
-NAMES_KEPT = 2000
-BYTES_MAX = 4 * 2**20
 
 
 class Learned(msgspec.Struct, frozen=True):
@@ -37,7 +33,7 @@ def encode(learned: Learned) -> bytes:
     """Return the bytes to keep. Of too much, the policy's memory is left out, then all."""
     for shorter in (learned, msgspec.structs.replace(learned, policy={}, base=None)):
         data = msgspec.json.encode(shorter)
-        if len(data) <= BYTES_MAX:
+        if len(data) <= limits.LEARNED_BYTES_MAX:
             return data
     return b""
 
@@ -55,7 +51,7 @@ def decode(data: bytes) -> Learned:
 
 def of_knowledge(knowledge: Knowledge) -> Learned:
     """Return what is known of types, without names and policy."""
-    skip = max(0, len(knowledge.types) - TYPES_KEPT)
+    skip = max(0, len(knowledge.types) - limits.LEARNED_TYPES_MAX)
     types = dict(islice(knowledge.types.items(), skip, None))
     speeds, errors = knowledge.predictor.observations()
     return Learned(

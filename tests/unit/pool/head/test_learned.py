@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.pool.base import limits
 from shoal.pool.planner import learned
 from shoal.pool.planner.facts import Knowledge
 from shoal.pool.planner.learned import Learned
@@ -33,18 +34,18 @@ def test_a_later_head_predicts_as_the_earlier_one() -> None:
 
 
 def test_the_newest_types_are_kept() -> None:
-    types = {f"t{n}": profile(n) for n in range(learned.TYPES_KEPT + 5)}
+    types = {f"t{n}": profile(n) for n in range(limits.LEARNED_TYPES_MAX + 5)}
     known = Knowledge(Predictor([SLOW]), types, {("slow", ("t0", "t9")): (1.0, 1.0)})
     known.predictor.observe(profile(0), SLOW, 1.0)
     kept = learned.of_knowledge(known)
-    assert [p.type for p in kept.types] == [f"t{n}" for n in range(5, learned.TYPES_KEPT + 5)]
+    assert [p.type for p in kept.types] == [f"t{n}" for n in range(5, limits.LEARNED_TYPES_MAX + 5)]
     assert (kept.speeds, kept.pairs) == ([], [])
 
 
 def test_what_is_too_long_or_cannot_be_read_is_forgotten() -> None:
-    long = Learned(policy={"x": "y" * (learned.BYTES_MAX + 1)}, base=1.0, errors=[0.5])
+    long = Learned(policy={"x": "y" * (limits.LEARNED_BYTES_MAX + 1)}, base=1.0, errors=[0.5])
     assert learned.decode(learned.encode(long)) == Learned(errors=[0.5])
-    names = [("o", "n" * learned.BYTES_MAX, "t")]
+    names = [("o", "n" * limits.LEARNED_BYTES_MAX, "t")]
     assert learned.encode(Learned(names=names)) == b""
     for data in (b"", b"{", msgspec.json.encode({"types": 3})):
         assert learned.decode(data) == Learned()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from shoal.pool.base import limits
 from shoal.pool.head.leases import LeaseTable
 from shoal.pool.head.nodes import Nodes
 from shoal.pool.head.session_reports import SessionReports
@@ -72,9 +73,9 @@ class Observing:
     def state(self) -> Learned:
         """Return what a later head should know, without the policy's memory."""
         found = learned.of_knowledge(self.knowledge)
-        names = [(*key, type_) for key, type_ in self._types.items()][-learned.NAMES_KEPT :]
-        totals = [(*key, steps) for key, steps in self._totals.items()][-learned.NAMES_KEPT :]
-        lasted = [(*key, s) for key, s in self._lasted_s.items()][-learned.NAMES_KEPT :]
+        names = [(*key, type_) for key, type_ in self._types.items()][-limits.LEARNED_NAMES_MAX :]
+        totals = [(*key, steps) for key, steps in self._totals.items()][-limits.LEARNED_NAMES_MAX :]
+        lasted = [(*key, s) for key, s in self._lasted_s.items()][-limits.LEARNED_NAMES_MAX :]
         return msgspec.structs.replace(found, names=names, totals=totals, lasted=lasted)
 
     def restore(self, before: Learned) -> None:
