@@ -70,22 +70,6 @@ def test_a_device_assert_ends_its_session_and_no_other(standin: dict[str, str]) 
     assert found["again"] == 3.0
 
 
-def test_a_shortage_inside_an_operator_fails_the_call_alone(standin: dict[str, str]) -> None:
-    source = """
-        import torch, shoal
-        with shoal.up(devices=["cuda:0,memory=2000MiB"]) as pool, shoal.connect(pool.url) as lease:
-            x = torch.ones(16, device="shoal")
-            # The operator's own workspace: the client does not count it.
-            wide = torch.ones(1, device="shoal").expand(500 * 2**20)
-            try:
-                torch.sort(wide).indices[:3].cpu()
-            except torch.OutOfMemoryError as error:
-                print("memory" in str(error))
-            print(x.sum().item(), lease.active)
-    """
-    assert programs.succeed(source, **standin).split() == ["True", "16.0", "True"]
-
-
 #: Trains with one failing driver call after the other, and prints what each became.
 TRAINING = """
     import ctypes, json, mmap, os, struct, sys
@@ -165,7 +149,7 @@ def outcomes(standin: dict[str, str], numbers: list[int], timeout: float) -> Non
 
 
 def test_a_driver_call_that_fails_is_a_named_error(standin: dict[str, str]) -> None:
-    outcomes(standin, [1, 3, 20, 50], 110)
+    outcomes(standin, [1, 20, 50], 110)
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """What this machine's GPUs say of themselves: memory that all programs use, load, heat and power.
 
 The driver's NVML answers, without a context on any device. Python reaches it by nvidia-ml-py
-(`pip install 'shoal[gpu]'`). Where either is missing, a pool shows everything but this.
+(`pip install nvidia-ml-py`). Where either is missing, a pool shows everything but this.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Gpus:
             import pynvml
         except ImportError:
             _log.info(
-                "load and temperature of GPUs are not shown: run pip install 'shoal[gpu]' for them"
+                "load and temperature of GPUs are not shown: run pip install nvidia-ml-py for them"
             )
             return False
         path = os.environ.get("SHOAL_NVML")

@@ -1,0 +1,1 @@
+"""What a person with one GPU types first. See README.md."""
