@@ -97,7 +97,6 @@ class Member {
   }
   void synchronize() { request(wire::Sync{}); }
   bool isDone(uint64_t sequence) const { return transport::isDone(*progress_, sequence); }
-  bool idle() const { return isDone(lastSequence()); }
   // The same for a caller that asks until it is so. Sends no message.
   bool askDone(uint64_t sequence);
   // The last message that the worker has handed to the device, and the last that the device has

@@ -155,7 +155,7 @@ void uploadStaged(Session& session, Address base, uint64_t offset, uint64_t bloc
 
 // Nothing that was sent can still change the member's memory: then a read needs no message at all.
 bool settled(Member& home) {
-  if (!home.usable() || !home.idle() || home.hasFailed()) return false;
+  if (!home.usable() || !home.isDone(home.lastSequence()) || home.hasFailed()) return false;
   home.liveness().checkSometimes();
   return true;
 }

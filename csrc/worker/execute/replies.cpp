@@ -35,18 +35,15 @@ bool Replies::replyPending() {
   return true;
 }
 
+// `shown_in`: the message in which the failure showed; 0: the one that is replied to.
 void Replies::replyFailure(const Failure& failure, uint64_t shown_in) {
   owed_ = false;
-  sink_.send(kind_, failure.kind, sequence_, errorPayload(failure, shown_in));
-}
-
-std::vector<uint64_t> errorPayload(const Failure& failure, uint64_t shown_in) {
   std::string both = failure.text.substr(0, wire::kErrorTextBytesMax);
   wire::ErrorReply error{failure.sequence, shown_in, both.size(), 0, {}};
   both.append(failure.operator_name, 0, wire::kOperatorNameBytesMax);
   error.name_bytes = both.size() - error.text_bytes;
   error.both = both;
-  return wire::body(error);
+  sink_.send(kind_, failure.kind, sequence_, wire::body(error));
 }
 
 std::vector<uint64_t> dataPayload(std::span<const std::byte> bytes) {

@@ -1,5 +1,6 @@
 #include "worker/process/completion.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/futex.h"
@@ -57,13 +58,7 @@ void Completion::issued(wire::Kind kind, uint64_t sequence, bool failed) {
 void Completion::flush() {
   if (told_ == issued_) return;
   told_ = issued_;
-  Entry entry{issued_, failed_, {}, std::exchange(reply_, std::nullopt)};
-  try {
-    entry.points = late_->lanes.points();
-  } catch (...) {
-    condemn(issued_);
-  }
-  add(std::move(entry));
+  add({issued_, failed_, late_->lanes.points(), std::exchange(reply_, std::nullopt)});
 }
 
 void Completion::add(Entry entry) {
@@ -102,7 +97,7 @@ void Completion::run() {
       asleep_.store(false, std::memory_order_seq_cst);
       if (entry == nullptr || (!isWanted() && !isDone(*entry))) continue;
     }
-    wait(*entry);
+    for (const Ticket ticket : entry->points) device_->wait(ticket);
     tell(*entry);
     const std::lock_guard lock(mutex_);
     entries_.pop_front();
@@ -110,56 +105,18 @@ void Completion::run() {
 }
 
 bool Completion::isDone(const Entry& entry) {
-  try {
-    for (const Ticket ticket : entry.points) {
-      if (!device_->isPast(ticket)) return false;
-    }
-  } catch (...) {
-    condemn(entry.sequence);
-  }
-  return true;
-}
-
-void Completion::wait(const Entry& entry) {
-  try {
-    for (const Ticket ticket : entry.points) device_->wait(ticket);
-  } catch (...) {
-    condemn(entry.sequence);
-  }
-}
-
-void Completion::condemn(uint64_t sequence) {
-  const std::lock_guard lock(mutex_);
-  if (lost_ == nullptr) lost_ = describe(std::current_exception(), sequence, "");
+  return std::all_of(entry.points.begin(), entry.points.end(),
+                     [this](Ticket ticket) { return device_->isPast(ticket); });
 }
 
 void Completion::tell(const Entry& entry) {
-  bool lost = false;
-  {
-    const std::lock_guard lock(mutex_);
-    lost = lost_ != nullptr;
-  }
-  if (entry.reply) {
-    answer(entry);
+  if (const auto& reply = entry.reply) {
+    ring_.send(reply->kind, reply->error, entry.sequence, reply->payload);
     replies_due_.fetch_sub(1, std::memory_order_seq_cst);
     return;
   }
-  progress_.failed.store(entry.failed || lost ? 1 : 0, std::memory_order_relaxed);
+  progress_.failed.store(entry.failed ? 1 : 0, std::memory_order_relaxed);
   transport::publish(progress_, entry.sequence);
-}
-
-void Completion::answer(const Entry& entry) {
-  const Reply& reply = *entry.reply;
-  std::shared_ptr<const Failure> lost;
-  {
-    const std::lock_guard lock(mutex_);
-    lost = lost_;
-  }
-  if (lost != nullptr) {
-    ring_.send(reply.kind, lost->kind, entry.sequence, errorPayload(*lost, /*shown_in=*/0));
-  } else {
-    ring_.send(reply.kind, reply.error, entry.sequence, reply.payload);
-  }
 }
 
 }  // namespace shoal::worker

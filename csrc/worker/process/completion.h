@@ -1,19 +1,17 @@
 // Finds out what a device that runs late has done, and tells it: a thread of the worker that may
 // wait for the device. The thread that issues work never does. It waits only where somebody asks;
-// else it looks now and then.
+// else it looks now and then. What the device reports then ends the session: the loops throw it.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <deque>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>
 
 #include "transport/progress.h"
 #include "worker/accelerator/late.h"
-#include "worker/failure/failure.h"
 #include "worker/process/late_reads.h"
 #include "worker/process/ring_replies.h"
 
@@ -56,10 +54,7 @@ class Completion final : public ReplySink {
   Entry* first();
   bool isWanted() const;
   bool isDone(const Entry& entry);
-  void wait(const Entry& entry);
   void tell(const Entry& entry);
-  void answer(const Entry& entry);
-  void condemn(uint64_t sequence);
 
   transport::Progress& progress_;
   RingReplies& ring_;
@@ -75,7 +70,6 @@ class Completion final : public ReplySink {
   std::atomic<bool> asleep_{false};
   std::mutex mutex_;  // guards what follows
   std::deque<Entry> entries_;
-  std::shared_ptr<const Failure> lost_;  // what the device reported; it does nothing more
 };
 
 }  // namespace shoal::worker

@@ -1,7 +1,6 @@
 #include "worker/process/late_reads.h"
 
 #include "worker/accelerator/start.h"
-#include "worker/failure/failure.h"
 
 namespace shoal::worker {
 
@@ -26,18 +25,9 @@ void LateReads::run(Accelerator& device, Late& late) {
   enterDevice(device.device());
   while (true) {
     const Read read = next();
-    std::shared_ptr<const Failure> lost;
-    try {
-      device.wait(read.ready);
-    } catch (...) {
-      lost = describe(std::current_exception(), read.sequence, "");
-    }
-    const auto kind = wire::Kind::kRead;
-    if (lost != nullptr) {
-      ring_.sendEarly(kind, lost->kind, read.sequence, errorPayload(*lost, /*shown_in=*/0));
-    } else {
-      ring_.sendEarly(kind, wire::ErrorKind::kNone, read.sequence, dataPayload(read.bytes));
-    }
+    device.wait(read.ready);
+    ring_.sendEarly(wire::Kind::kRead, wire::ErrorKind::kNone, read.sequence,
+                    dataPayload(read.bytes));
     late.readAnswered();
   }
 }

@@ -289,7 +289,12 @@ void Worker::guarded(const std::function<void()>& loop) const {
   } catch (const std::exception& error) {
     const std::string lost =
         lostContext(std::current_exception(), c10::Device(options.device), /*in_operator=*/false);
-    if (!lost.empty()) transport::endProcess(transport::Ending::kDeviceFailed, lost);
+    if (!lost.empty()) {
+      transport::endProcess(transport::Ending::kDeviceFailed,
+                            lost +
+                                ". It showed in a wait for the device. An earlier call is the "
+                                "cause; SHOAL_BLOCKING=1 finds it");
+    }
     // The stream itself is broken: there is no next message to go on with.
     transport::logError("session " + std::to_string(options.session) + " ends: " + error.what());
     transport::endProcess(transport::Ending::kFailed, error.what());
