@@ -125,8 +125,6 @@ def test_settings_travel_when_they_change_and_not_before() -> None:
     finally:
         torch.backends.mkldnn.matmul.fp32_precision = "none"
     assert messages() == usual + 1
-    torch.backends.cudnn.benchmark = True
-    try:
+    # torch's own test tools, which other tests load, allow this way only.
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True):
         assert messages() == usual + 1
-    finally:
-        torch.backends.cudnn.benchmark = False
