@@ -25,11 +25,11 @@ from shoal.pool.client import head_connection
 from shoal.pool.wire import data_messages, frames, messages, session_messages, tls
 from tests.support import processes, wire
 from tests.support.data_client import DataClient, message, until_end
+from tests.support.raw_client import Kind
 from tests.support.standing import StandingPool
 from tests.support.waiting import wait_until
 
-LOAD = 35
-ALLOCATE, READ, SYNC = 4, 11, 20
+ALLOCATE, READ, SYNC, LOAD = Kind.ALLOCATE, Kind.READ, Kind.SYNC, Kind.LOAD
 MASK = 2**64 - 1
 
 
@@ -135,6 +135,12 @@ def test_a_session_has_one_reader_at_a_time(raw: DataClient) -> None:
     wait_until(again, 30, "the next reader has the next number")
 
 
+def received(down: ssl.SSLSocket) -> bytes:
+    found = down.recv(65536)
+    assert found, "the worker has ended the session"
+    return found
+
+
 def test_what_a_reader_that_died_has_read_can_still_be_loaded(
     raw: DataClient, folder: Path
 ) -> None:
@@ -153,12 +159,12 @@ def test_what_a_reader_that_died_has_read_can_still_be_loaded(
     up.sendall(message(READ, address, 48))
     heard = b""
     while struct.pack("<6q", *range(12, 18)) not in heard:
-        heard += down.recv(65536)
+        heard += received(down)
     # Once the next one was named, the one before is gone.
     up.sendall(message(LOAD, address, 48, ready.number + 1, 0))
     up.sendall(message(LOAD, address, 48, ready.number, 64) + message(SYNC))
     while b"has no reader 1" not in heard:
-        heard += down.recv(65536)
+        heard += received(down)
 
 
 # --- its requests ---
