@@ -57,6 +57,7 @@ void bindTransfers(py::module_& m) {
     TORCH_CHECK(Devices::get().attached(), "shoal: the lease has ended");
     const auto device = static_cast<c10::DeviceIndex>(index);
     client::Member& member = Devices::get().sessionWith(device).deviceMember(device);
+    member.liveness().checkSometimes();  // the caller learns of a loss, also if nothing is missing
     return member.askDone(sequence);
   });
   m.def("elapsed_ms", [](uintptr_t start, uintptr_t end) {

@@ -32,9 +32,7 @@ def standin() -> Iterator[dict[str, str]]:
 def test_the_driver_is_asked_by_the_devices_own_name(standin: dict[str, str]) -> None:
     source = """
         import sys, msgspec
-        from shoal.pool.head import metrics
-from shoal.pool.node.gpu_state import Gpus
-from shoal.pool.wire import messages
+        from shoal.pool.node.gpu_state import Gpus
         gpus = Gpus()
         assert gpus.open()
         print(msgspec.json.encode(gpus.look(sys.argv[1:])).decode())
