@@ -65,7 +65,7 @@ TEST_CASE("settings: values that no program has are refused") {
 
 TEST_CASE("settings: a change is noticed once") {
   const Unchanged unchanged;
-  client::ProgramSettings known;
+  client::ProgramSettings known(/*of_cpu=*/true);
   CHECK_FALSE(known.changed(true));
   at::globalContext().setBenchmarkCuDNN(true);
   CHECK(known.changed(false));

@@ -50,7 +50,8 @@ Member::Member(MemberOptions options, Members& members, uint32_t number)
       progress_(reinterpret_cast<transport::Progress*>(regions_.progress.data())),
       locations_(std::make_unique<transport::LocationTable>(regions_.locations.data())),
       requests_(regions_.requests, liveness_, traffic_),
-      replies_(regions_.replies, liveness_) {
+      replies_(regions_.replies, liveness_),
+      settings_(options_.is_cpu) {
   liveness_.watch(progress_);
 }
 
